@@ -1,0 +1,42 @@
+# Everything runs from .venv, which every target sets up for itself. Needs Python 3.11+ and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.up-to-date
+
+.PHONY: help setup reproduce test lint format bench clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+setup: $(STAMP) ## create .venv with the tested versions; does nothing when up to date
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "torchbelay needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,lab]'
+	@touch $@
+
+reproduce: setup ## what the paper's settings are and do
+	@for s in "--k 1 --m1 10 --m2 20 --curvature 202 --lr 0.01" "--k 1 --m1 2000 --m2 500" "--k 1 --m1 20000 --m2 2000"; do \
+		echo; echo "== torchbelay explain $$s"; $(BIN)/torchbelay explain $$s || exit 1; done
+
+test: setup ## every test, with coverage
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term
+
+lint: setup ## style, types and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## let ruff rewrite the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## time averaging side by side
+	$(BIN)/python benchmarks/averaging.py
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage

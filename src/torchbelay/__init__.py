@@ -1,0 +1,1 @@
+"""Weight averaging for PyTorch as two masses on a damped spring."""

@@ -1,0 +1,56 @@
+"""Checks of arguments: every message names the argument, its value and the cure."""
+
+import math
+from collections.abc import Collection
+
+
+def number(name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = True) -> float:
+    """Return `value` as a float if low < value < high (low ≤ value unless `open_low`), else say what is wrong.
+
+    An infinite `high` bounds nothing but still excludes infinity itself; nan is never accepted.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}={value!r} is not a number; give a float")
+    x = float(value)
+    above = x > low if open_low else x >= low
+    if above and x < high:
+        return x
+    bound = f"{name} {'>' if open_low else '≥'} {low:g}" + (
+        f" and {name} < {high:g}" if high < math.inf else ", finite"
+    )
+    raise ValueError(f"{name}={value!r} is out of range; it needs {bound}")
+
+
+def positive_or_inf(name: str, value: float) -> float:
+    """Return `value` as a float if it is positive, infinity included."""
+    if value == math.inf:
+        return math.inf
+    try:
+        return number(name, value, low=0)
+    except ValueError:
+        raise ValueError(f"{name}={value!r} is out of range; it needs {name} > 0, or inf") from None
+
+
+def whole(name: str, value: int, *, low: int) -> int:
+    """Return `value` if it is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is not a whole number; give an int of at least {low}")
+    if value < low:
+        raise ValueError(f"{name}={value!r} is too small; it needs {name} ≥ {low}")
+    return value
+
+
+def one_of(name: str, value: str, choices: Collection[str]) -> str:
+    """Return `value` if it is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}")
+    return value
+
+
+def exactly_one(**given: object) -> str:
+    """Return the name of the one argument that is not None."""
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        got = ", ".join(f"{name}={given[name]!r}" for name in names) or "none of them"
+        raise ValueError(f"give exactly one of {', '.join(given)}; got {got}")
+    return names[0]

@@ -1,0 +1,163 @@
+"""The one linear map: four numbers that couple weights w1 and their average w2 in a step.
+
+    w1' = w1 + a·(w2 − w1) + p·u
+    w2' = w2 + b·(w1 − w2) + q·u
+
+u is the update of the inner optimizer, w1* = w1 + u. An attractive spring (a > 0) steadies the weights, a repulsive
+one (a < 0) accelerates them, a = 0 only watches.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from . import _check
+
+
+class Split(NamedTuple):
+    """A coupling as work around a step that keeps no copy of w1.
+
+    Before the step w2 moves by `before` of its way to w1; after it, at once, w1* moves by `pull` of its way to w2 and
+    w2 by `follow` of its way to w1*.
+    """
+
+    before: float
+    pull: float
+    follow: float
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Four numbers (a, b, p, q) and what follows from them.
+
+    >>> ema = Coupling(a=0.0, b=0.01, p=1.0, q=0.01)
+    >>> ema.rate, ema.theta, ema.effective_lr_scale
+    (0.01, 0.0, 1.0)
+    >>> ema.max_stable_lr(curvature=202)  # plain SGD's own limit 2/h: an EMA does not touch it
+    0.0099...
+    """
+
+    a: float
+    b: float
+    p: float
+    q: float
+
+    def __post_init__(self) -> None:
+        for name in ("a", "b", "p", "q"):
+            value = getattr(self, name)
+            if not math.isfinite(value):
+                raise ValueError(f"{name}={value!r} of a Coupling is not finite; check the numbers it was made from")
+
+    @property
+    def rate(self) -> float:
+        """c = a + b, the share of the distance w2 − w1 that a step without force closes."""
+        return self.a + self.b
+
+    @property
+    def eigenvalues(self) -> tuple[float, float]:
+        """Of the free motion: 1, for moving both together, and 1 − a − b, for their distance."""
+        return 1.0, 1.0 - self.rate
+
+    @property
+    def theta(self) -> float:
+        """θ = a/b: the gradient is taken at z + θ·(z − w2), z the centre of mass. 0 where nothing couples."""
+        if self.b == 0:
+            return math.copysign(math.inf, self.a) if self.a else 0.0
+        return self.a / self.b
+
+    @property
+    def effective_lr_scale(self) -> float:
+        """r = (b·p + a·q)/(a + b): how far z = (b·w1 + a·w2)/(a + b) moves for a unit u."""
+        drift = self.b * self.p + self.a * self.q
+        if self.rate == 0:  # either nothing couples, or a constant force accelerates without end
+            return self.p if self.a == 0 else math.copysign(math.inf, drift or self.p)
+        return drift / self.rate
+
+    def max_stable_lr(self, curvature: float) -> float:
+        """Largest stable learning rate of plain SGD on a quadratic of this curvature, by Jury's conditions.
+
+        With x = ηh the step has trace 2 − c − p·x and determinant 1 − c − x·(p(1−b) − a·q).
+
+        >>> heavy_ball = Coupling(a=-0.9, b=1.0, p=1.0, q=0.0)
+        >>> round(heavy_ball.max_stable_lr(curvature=1.0), 12)  # 2(1 + μ), as everybody knows it
+        3.8
+        """
+        h = _check.number("curvature", curvature, low=0)
+        if not 0 <= self.rate <= 2 or self.b * self.p + self.a * self.q < 0:
+            return 0.0  # apart already without any gradient, or driven uphill
+        flip = self.p * (2 - self.b) - self.a * self.q  # a root through −1
+        turn = self.a * self.q - self.p * (1 - self.b)  # a complex pair through the circle
+        limits = [math.inf]
+        if flip > 0:
+            limits.append(2 * (2 - self.rate) / flip)
+        if turn > 0:
+            limits.append(self.rate / turn)
+        return min(limits) / h
+
+    def compound(self, n: int) -> "Coupling":
+        """n steps of free motion in one: a_n = a(1 − (1−c)ⁿ)/c, b_n likewise; w1* is the point that moves.
+
+        >>> twice = Coupling(a=0.1, b=0.2, p=0.9, q=0.2).compound(2)
+        >>> round(twice.a, 12), round(twice.b, 12)
+        (0.17, 0.34)
+        """
+        total = self
+        for _ in range(_check.whole("n", n, low=1) - 1):
+            total = total.then(self)
+        return total
+
+    def then(self, later: "Coupling") -> "Coupling":
+        """This coupling and a later one as a single relaxation; only for p = 1 − a and q = 0 or q = b.
+
+        Those move the point w1* and have no force of their own, so that only the distance counts.
+        """
+        for c in (self, later):
+            if not c.relaxes:
+                raise ValueError(
+                    f"{c} does more than relax (it needs p = 1 − a and q = 0 or q = b): it cannot be compounded"
+                )
+        left = 1 - self.rate
+        a, b = self.a + later.a * left, self.b + later.b * left
+        return Coupling(a, b, 1 - a, b if later.q else 0.0)
+
+    @property
+    def relaxes(self) -> bool:
+        """True where the step is only: move u, then close part of the distance (p = 1 − a; q = 0 or q = b)."""
+        return _same(self.p, 1 - self.a) and (self.q == 0 or _same(self.q, self.b))
+
+    @property
+    def pulls(self) -> bool:
+        """True where the weights feel the average: a ≠ 0, or p ≠ 1."""
+        return self.a != 0 or self.p != 1
+
+    def split(self) -> Split | None:
+        """The same step without a copy of w1 from before it, or None where the copy is needed.
+
+        Work before the step can see w1 and w2, work after it w1* and w2. With s for `before` the two together give
+        a = (1−p)(1−s) and 1 − b = (1−q)(1−s), so an s that fits both must exist.
+
+        >>> Coupling(a=0.0, b=0.1, p=1.0, q=0.1).split()  # EMA: everything after the step
+        Split(before=0.0, pull=0.0, follow=0.1)
+        >>> Coupling(a=0.0, b=0.1, p=1.0, q=0.0).split()  # lagged EMA: everything before it
+        Split(before=0.1, pull=0.0, follow=0.0)
+        >>> Coupling(a=0.1, b=0.1, p=0.9, q=0.0).split()  # Algorithm 1: w2 follows the w1 that the step overwrote
+        """
+        if _same(self.p, 1 - self.a) and _same(self.q, self.b):
+            return Split(0.0, self.a, self.q)
+        if self.a == 0 and self.p == 1:
+            return (
+                None if self.q == 1 else Split(self.b if self.q == 0 else (self.b - self.q) / (1 - self.q), 0.0, self.q)
+            )
+        if self.p == 1 or not math.isclose((1 - self.b) * (1 - self.p), self.a * (1 - self.q), rel_tol=1e-14):
+            return None
+        return Split(1 - self.a / (1 - self.p), 1 - self.p, self.q)
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether an optimizer that steps on its own needs w1 from before the step kept for this coupling."""
+        return self.split() is None
+
+
+def _same(x: float, y: float) -> bool:
+    """Equal but for the rounding of a few operations."""
+    return math.isclose(x, y, rel_tol=1e-14, abs_tol=1e-15)

@@ -1,0 +1,91 @@
+"""A spring in words: what it is, what it remembers, what it does to the learning rate, what to change."""
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .spring import Spring
+
+
+def explain(spring: "Spring") -> str:
+    """One paragraph about a spring; `Spring.explain()` is this."""
+    return " ".join([_kind(spring), _memory(spring), *_learning_rate(spring), _advice(spring)])
+
+
+def _kind(s: "Spring") -> str:
+    if s.omega == 0:
+        return "Two infinite masses: the spring moves neither of them."
+    if s.m1 == math.inf:
+        watching = "it watches the weights and never pulls them."
+        if s.has_velocity:
+            return (
+                f"An average with a velocity of its own ({s.regime}, decay {s.decay:.6g} in the long run): {watching}"
+            )
+        if s.follow == "after":
+            return f"An ordinary average (EMA with decay {s.beta:.6g}): {watching}"
+        return f"An average one step behind (EMA with decay {s.beta:.6g}, Algorithm 1 with m1 = inf): {watching}"
+    if s.m2 == math.inf:
+        return f"A tether: the average never moves and pulls the weights back by {s.kappa1:.4g} of their way each step."
+    pulls = (
+        f"each step the average pulls the weights back by κ1 = {s.kappa1:.4g} of the distance and follows them by "
+        f"κ2 = {s.kappa2:.4g} of it"
+    )
+    if s.has_velocity:
+        return f"BELAY with velocities ({s.regime}): {pulls}."
+    return f"BELAY, velocity-free: {pulls} (α = {s.alpha:.6g}, β = {s.beta:.6g})."
+
+
+def _memory(s: "Spring") -> str:
+    if not s.is_stable:
+        return "It never forgets: its free motion does not come to rest."
+    if s.half_life < 1:
+        return "It remembers less than one step."
+    return (
+        f"It forgets half of the distance in {_steps(s.half_life)} and 99% in {_steps(s.half_life * math.log2(100))}."
+    )
+
+
+def _learning_rate(s: "Spring") -> list[str]:
+    if s.m1 == math.inf:
+        return [
+            "The learning rate is what the optimizer says, and so is the stable range of SGD: ηh < 2 at curvature h."
+        ]
+    scale = s.effective_lr_scale
+    if s.m2 == math.inf:
+        return ["A constant update moves the weights only so far from where the average stands."]
+    said = [f"In the long run the pair moves at {scale:.4g} of the optimizer's learning rate."]
+    if s.is_stable:
+        limit = s.max_stable_lr(1.0)
+        said.append(
+            f"SGD on curvature h is stable below ηh = {limit:.4g}, which is {limit * scale:.4g} in that effective "
+            "rate, against 2 for plain SGD or EMA."
+        )
+    try:
+        matched = s.matched_ema()
+    except ValueError:
+        said.append("No EMA matches it.")
+    else:
+        said.append(
+            f"Compare it with its matched EMA: decay {matched.decay:.6g}, follow={matched.follow!r}, at {scale:.4g} of "
+            f"the learning rate; what remains between the two is the pull itself (θ = m2/m1 = {s.theta:.4g})."
+        )
+    return said
+
+
+def _advice(s: "Spring") -> str:
+    if not s.is_stable:
+        return "Leave c1 and c2 out, or raise the damping, before training with it."
+    if s.m1 == math.inf:
+        return "For a longer memory raise the decay or lower k; to let the average steady the model make m1 finite."
+    if s.m2 == math.inf:
+        return "For less pull raise m1; to let the average follow give m2 a finite value."
+    return (
+        "For a longer memory lower k; for less pull raise m1 (m1 = inf is EMA); to train at the rate you are used to, "
+        f"multiply the optimizer's by {1 / s.effective_lr_scale:.4g}."
+    )
+
+
+def _steps(count: float) -> str:
+    if count >= 100:
+        return f"{count:,.0f} steps"
+    return f"{count:.3g} steps"

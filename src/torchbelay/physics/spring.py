@@ -1,0 +1,389 @@
+"""Spring: two masses on a damped spring, the weights w1 (mass m1) and their average w2 (mass m2).
+
+Notation is that of Algorithm 1 of "Exponential weight averaging as damped harmonic motion" (Patsenker, Li and
+Kluger, 2023): κi = k·Δt²/(2·mi), α = 1 − κ1, β = 1 − κ2. Where the paper contradicts itself, docs/errata.md says what
+is done here and why.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple
+
+from torchbelay._warnings import UnstableSpringWarning
+
+from . import _check
+from .coupling import Coupling
+from .explain import explain
+from .modes import Modes
+
+Follow = Literal["before", "after"]
+Force = Literal["derived", "printed"]
+Regime = Literal["velocity-free", "overdamped", "critical", "underdamped", "unstable"]
+
+
+class Inertia(NamedTuple):
+    """How a mass with a velocity v moves, beside what the coupling does to it.
+
+    position += carry·v, then v' = keep·v + pull·(other − own) + push·u, everything on the right as before the step.
+    """
+
+    carry: float
+    keep: float
+    pull: float
+    push: float
+
+
+@dataclass(frozen=True)
+class Spring:
+    """Two masses on a damped spring; `coupling(step, lr)` makes it an averaging method.
+
+    Args:
+        k: spring constant, scales the pull on both masses.
+        m1: mass of the model's weights; `inf` for an average that only watches (EMA).
+        m2: mass of the average.
+        c1, c2: damping. None means 2·m/Δt, at which the velocity drops out of the position: none is kept then
+            (velocity-free, the setting of every experiment in the paper). Decided for each mass on its own.
+        dt: time between two steps.
+        follow: "before", the average is drawn to the weights from before the step (Algorithm 1); "after", to the
+            weights that the optimizer has stepped (Eq. 1, and what every EMA library does).
+        force: what the update adds to the velocity: "derived", 2α/Δt times it, or "printed", 1/(2αΔt) times it.
+        allow_unstable: accept in `Belay` a spring whose free motion grows.
+
+    >>> spring = Spring(k=1.0, m1=10.0, m2=20.0)
+    >>> spring.alpha, spring.beta
+    (0.95, 0.975)
+    >>> round(spring.effective_lr_scale, 4), round(spring.max_stable_lr(curvature=202), 6)
+    (0.3167, 0.010158)
+    """
+
+    k: float
+    m1: float
+    m2: float
+    c1: float | None = None
+    c2: float | None = None
+    dt: float = 1.0
+    follow: Follow = "before"
+    force: Force = "derived"
+    allow_unstable: bool = False
+
+    varies: ClassVar[str] = "never"  # the coupling is the same at every step and learning rate
+
+    def __post_init__(self) -> None:
+        for name in ("k", "dt"):
+            self._set(name, _check.number(name, getattr(self, name), low=0))
+        _check.one_of("follow", self.follow, ("before", "after"))
+        _check.one_of("force", self.force, ("derived", "printed"))
+        for index in ("1", "2"):
+            self._check_mass(index)
+        if self.has_velocity and self.follow == "after":
+            raise ValueError(
+                "follow='after' with damping other than the default is not defined: Algorithm 1's velocities follow "
+                "the weights from before the step; use follow='before', or leave c1 and c2 out"
+            )
+        if not self.is_stable:
+            warnings.warn(f"{self} is unstable: {self._why_unstable()}", UnstableSpringWarning, stacklevel=3)
+
+    def _set(self, name: str, value: float | None) -> None:
+        object.__setattr__(self, name, value)  # frozen: only here, so that 1 and 1.0 make the same spring
+
+    def _check_mass(self, index: str) -> None:
+        m = _check.positive_or_inf("m" + index, getattr(self, "m" + index))
+        self._set("m" + index, m)
+        kappa = self._kappa(m)
+        if kappa >= 1:
+            raise ValueError(
+                f"κ{index} = k·dt²/(2·m{index}) = {kappa:.4g} with k={self.k!r}, m{index}={m!r}, dt={self.dt!r} is not "
+                f"below 1: the step would jump past the other mass; use m{index} > {self.k * self.dt**2 / 2:.6g} "
+                f"or k < {2 * m / self.dt**2:.6g}"
+            )
+        c = getattr(self, "c" + index)
+        if c is not None and m == math.inf:
+            if c != math.inf:
+                raise ValueError(
+                    f"c{index}={c!r} with m{index}=inf: an infinite mass has no velocity; leave c{index} out"
+                )
+            self._set("c" + index, None)  # inf = 2·inf/dt is the default
+        elif c is not None:
+            self._set("c" + index, _check.number("c" + index, c, low=0, open_low=False))
+
+    def _kappa(self, m: float) -> float:
+        return self.k * self.dt**2 / (2 * m)
+
+    # Ways to make one -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def ema(cls, decay: float | None = None, *, half_life: float | None = None) -> "Spring":
+        """Ordinary EMA, w2' = decay·w2 + (1−decay)·w1*: an infinitely heavy model (Eq. 1).
+
+        `decay` is the weight of the old average; `half_life` counts steps until that weight is ½.
+
+        >>> Spring.ema(decay=0.999).half_life
+        692.8...
+        """
+        if _check.exactly_one(decay=decay, half_life=half_life) == "half_life":
+            assert half_life is not None
+            new = -math.expm1(-math.log(2) / _check.number("half_life", half_life, low=0))
+        else:
+            assert decay is not None
+            new = 1 - _check.number("decay", decay, low=0, high=1)
+        if not 0 < new < 1:
+            raise ValueError(
+                f"half_life={half_life!r} makes an average that never moves or keeps nothing; use a moderate one"
+            )
+        # m2 = 1 and k = 2·new make κ2 equal `new` to the last bit, and so the average equal torch's.
+        return cls(k=2 * new, m1=math.inf, m2=1.0, follow="after")
+
+    @classmethod
+    def for_steps(
+        cls,
+        T: float,  # noqa: N803 (the paper's symbol)
+        *,
+        m1: float,
+        m2: float,
+        k0: float = 1.0,
+        T0: float = 1_000_000,  # noqa: N803
+        rule: Literal["printed", "exact"] = "printed",
+    ) -> "Spring":
+        """The setting (k0, m1, m2), good for T0 steps, carried over to a run of T steps (§3.3, the k(T) rule).
+
+        "printed" is the paper's k = k0·T0/T; "exact" keeps (1 − κ1 − κ2)^T as it was and is an average for every T.
+
+        >>> Spring.for_steps(10_000, m1=2000.0, m2=500.0).k
+        100.0
+        >>> round(Spring.for_steps(10_000, m1=2000.0, m2=500.0, rule="exact").k, 3)
+        94.0...
+        """
+        _check.number("T", T, low=0)
+        _check.number("T0", T0, low=0)
+        _check.number("k0", k0, low=0)
+        _check.one_of("rule", rule, ("printed", "exact"))
+        masses = 1 / _check.positive_or_inf("m1", m1) + 1 / _check.positive_or_inf("m2", m2)
+        if rule == "printed":
+            k = k0 * T0 / T
+            if k / 2 >= min(m1, m2):
+                raise ValueError(
+                    f"T={T!r} makes k = k0·T0/T = {k:.6g}, and κ = k/(2·{min(m1, m2):g}) ≥ 1 is no average; use "
+                    f"rule='exact', or T > {k0 * T0 / (2 * min(m1, m2)):.6g}, or larger masses"
+                )
+            return cls(k=k, m1=m1, m2=m2)
+        kappa0 = k0 * masses / 2
+        if kappa0 >= 1:
+            raise ValueError(
+                f"k0={k0!r} makes κ1 + κ2 = {kappa0:.4g} ≥ 1 at T0: there is nothing to keep; use a smaller k0"
+            )
+        share = -math.expm1(T0 / T * math.log1p(-kappa0)) if kappa0 else 0.0
+        return cls(k=2 * min(share, math.nextafter(1, 0)) / masses if masses else k0, m1=m1, m2=m2)
+
+    @classmethod
+    def critical(cls, *, k: float, m1: float, m2: float, dt: float = 1.0) -> "Spring":
+        """The damping at which w2 reaches w1 soonest without ringing: δ = ω − ω²/4 in the discrete step.
+
+        (The continuous spring has δ = ω.) The distance then shrinks by 1 − ω a step, not 1 − ω²/2.
+
+        >>> spring = Spring.critical(k=1.0, m1=2000.0, m2=500.0)
+        >>> spring.regime, round(spring.half_life, 1), round(Spring(k=1.0, m1=2000.0, m2=500.0).half_life, 1)
+        ('critical', 13.5, 554.2)
+        """
+        free = cls(k=k, m1=m1, m2=m2, dt=dt)
+        delta = free.omega - free.omega**2 / 4
+        damping = [None if m == math.inf else 2 * m * delta / dt for m in (m1, m2)]
+        return replace(free, c1=damping[0], c2=damping[1])
+
+    def matched_ema(self) -> "Spring":
+        """The EMA that this spring must be compared with: same averaging rate, no pull on the model.
+
+        Run it at learning rate `effective_lr_scale`·η. What then remains between the two is the effect of the pull
+        itself (θ), not of a smaller step or a longer memory.
+
+        >>> ema = Spring(k=1.0, m1=2000.0, m2=500.0).matched_ema()
+        >>> ema.m1, round(ema.decay, 6)
+        (inf, 0.99875)
+        """
+        if self.m2 == math.inf:
+            raise ValueError(f"{self} holds its average still: no EMA does that; give m2 a finite value")
+        rate = 1 - self.decay if self.has_velocity else self.coupling().rate
+        if not 0 < rate < 1:
+            raise ValueError(f"{self} closes {rate:.4g} of the distance a step; an EMA closes between 0 and 1: lower k")
+        return Spring(k=2 * rate, m1=math.inf, m2=1.0, follow=self.follow)
+
+    # What the code that moves tensors needs ----------------------------------------------------------------------
+
+    def coupling(self, step: int = 1, lr: float = 0.0) -> Coupling:
+        """The four numbers of a step; the same at every step and learning rate.
+
+        With velocities they are the part of Algorithm 1 without v; `inertia1` and `inertia2` hold the rest.
+        """
+        return Coupling(self.kappa1, self.kappa2, 1 - self.kappa1, self.kappa2 if self.follow == "after" else 0.0)
+
+    @cached_property
+    def inertia1(self) -> Inertia | None:
+        """Motion of the weights' velocity v1, or None where it drops out of the position."""
+        push = 2 * self.alpha if self.force == "derived" else 1 / (2 * self.alpha)
+        return self._inertia(self.m1, self.c1, push / self.dt)
+
+    @cached_property
+    def inertia2(self) -> Inertia | None:
+        """Motion of the average's velocity v2, or None where it drops out of the position."""
+        return self._inertia(self.m2, self.c2, 0.0)
+
+    def _inertia(self, m: float, c: float | None, push: float) -> Inertia | None:
+        if m == math.inf or c is None or c * self.dt == 2 * m:
+            return None
+        friction = c * self.dt / m
+        return Inertia(self.dt * (1 - friction / 2), 1 - friction, self.k * self.dt / m, push)
+
+    @property
+    def has_velocity(self) -> bool:
+        """Whether either mass keeps a velocity."""
+        return self.inertia1 is not None or self.inertia2 is not None
+
+    # What it does --------------------------------------------------------------------------------------------------
+
+    @property
+    def kappa1(self) -> float:
+        """κ1 = k·Δt²/(2·m1), the share of its way to w2 that w1 is pulled in a step."""
+        return self._kappa(self.m1)
+
+    @property
+    def kappa2(self) -> float:
+        """κ2 = k·Δt²/(2·m2), the share of its way to w1 that w2 moves in a step."""
+        return self._kappa(self.m2)
+
+    @property
+    def alpha(self) -> float:
+        """α = 1 − κ1 of Algorithm 1."""
+        return 1 - self.kappa1
+
+    @property
+    def beta(self) -> float:
+        """β = 1 − κ2 of Algorithm 1."""
+        return 1 - self.kappa2
+
+    @property
+    def theta(self) -> float:
+        """θ = m2/m1: how far beyond the centre of mass, away from the average, gradients are taken."""
+        return 0.0 if self.m1 == math.inf else self.m2 / self.m1
+
+    @property
+    def omega(self) -> float:
+        """ω·Δt with ω² = k(1/m1 + 1/m2), the angle that the undamped pair would turn in a step."""
+        return math.sqrt(2 * (self.kappa1 + self.kappa2))
+
+    @cached_property
+    def _common_damping(self) -> float | None:
+        """δ = c·Δt/(2m) where all masses that move share it, else None."""
+        deltas = [
+            1.0 if c is None else c * self.dt / (2 * m)
+            for m, c in ((self.m1, self.c1), (self.m2, self.c2))
+            if m < math.inf
+        ]
+        return deltas[0] if deltas and math.isclose(deltas[0], deltas[-1], rel_tol=1e-12) else None
+
+    @cached_property
+    def _modes(self) -> Modes:
+        """The step with its velocities (in units of a step) as a linear system in (w1[, w2][, v1][, v2])."""
+        names = ["w1"] + ["w2"] * (self.m2 < math.inf)
+        names += ["v1"] * (self.inertia1 is not None) + ["v2"] * (self.inertia2 is not None)
+        change: dict[str, dict[str, float]] = {
+            "w1": {"w1": -self.kappa1, "w2": self.kappa1, "u": self.alpha},
+            "w2": {"w2": -self.kappa2, "w1": self.kappa2},
+        }
+        for own, other, v, motion in (("w1", "w2", "v1", self.inertia1), ("w2", "w1", "v2", self.inertia2)):
+            if motion is not None:
+                carry, keep, pull, push = motion
+                change[own][v] = carry / self.dt
+                change[v] = {own: -pull * self.dt, other: pull * self.dt, v: keep - 1, "u": push * self.dt}
+        matrix = [[change[row].get(column, 0.0) for column in names] for row in names]
+        return Modes.of(matrix, [change[row].get("u", 0.0) for row in names], anchored=self.m2 == math.inf)
+
+    @cached_property
+    def _relative_modes(self) -> list[complex]:
+        """Eigenvalues of the motion of w2 − w1; of everything but translation where damping is unequal."""
+        if not self.has_velocity:
+            return [complex(1 - self.kappa1 - self.kappa2)]
+        if self._common_damping is None:
+            return self._modes.free()
+        s = self._common_damping + self.omega**2 / 4
+        swing = complex(s * s - self.omega**2) ** 0.5
+        return [1 - s + swing, 1 - s - swing]
+
+    @property
+    def decay(self) -> float:
+        """ρ, the factor by which the distance between w1 and w2 shrinks a step in the long run, without force."""
+        return max(abs(mode) for mode in self._relative_modes)
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether free motion comes to rest. For equal δ: 0 < ω² < 4δ and δ < 1; at δ = 1: ω² < 4."""
+        delta = self._common_damping
+        if self.has_velocity and delta is not None:
+            return 0 < self.omega**2 < 4 * delta and delta < 1
+        return self.decay < 1
+
+    @property
+    def half_life(self) -> float:
+        """Steps in which half of the distance between w1 and w2 is forgotten: ln ½ / ln ρ."""
+        if self.decay >= 1:
+            return math.inf
+        return math.log(0.5) / math.log(self.decay) if self.decay > 0 else 0.0
+
+    @property
+    def regime(self) -> Regime:
+        """Which kind of motion this is."""
+        if not self.is_stable:
+            return "unstable"
+        if not self.has_velocity:
+            return "velocity-free"
+        if self._common_damping is not None:
+            excess = self._common_damping + self.omega**2 / 4 - self.omega
+            if abs(excess) <= 1e-9 * self.omega:
+                return "critical"
+            return "overdamped" if excess > 0 else "underdamped"
+        ringing = any(abs(mode.imag) > 1e-9 for mode in self._relative_modes)
+        return "underdamped" if ringing else "overdamped"
+
+    @property
+    def effective_lr_scale(self) -> float:
+        """Share of the nominal learning rate that is left: the drift of both masses under a constant update."""
+        if not self.has_velocity:
+            return self.coupling().effective_lr_scale
+        if self.force == "derived" and self.m1 < math.inf:
+            c1, c2 = (2 * m / self.dt if c is None else c for m, c in ((self.m1, self.c1), (self.m2, self.c2)))
+            return 2 * self.alpha * self.m1 / ((c1 + c2) * self.dt) if c1 + c2 > 0 else math.inf
+        return self._modes.drift()
+
+    def max_stable_lr(self, curvature: float) -> float:
+        """Largest learning rate at which SGD with this spring is stable on a quadratic of this curvature.
+
+        Velocity-free: 2(α+β)/(α(1+β))/h. With velocities: where a mode first leaves the unit circle.
+
+        >>> round(Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0).max_stable_lr(curvature=1.0), 3)
+        0.471
+        """
+        h = _check.number("curvature", curvature, low=0)
+        if not self.has_velocity:
+            return self.coupling().max_stable_lr(h)
+        return self._modes.first_crossing() / h if self.is_stable else 0.0
+
+    def _why_unstable(self) -> str:
+        if self.omega == 0:
+            return "both masses are infinite, so that the spring moves neither; give one of them a finite mass"
+        if self._common_damping is None:
+            return (
+                f"a mode of its free motion grows by {self.decay:.4g} a step; raise the smaller damping "
+                f"(c1={self.c1!r}, c2={self.c2!r}), lower k={self.k!r}, or leave c1 and c2 out"
+            )
+        return (
+            f"δ = c·dt/(2m) = {self._common_damping:.4g} and ω² = {self.omega**2:.4g} need ω² < 4δ and δ < 1; set the "
+            f"damping between {self.omega**2 / 4:.4g} and 1 times 2m/dt, or leave c1 and c2 out"
+        )
+
+    def explain(self) -> str:
+        """A paragraph for people: what this setting is, its memory, its learning rate, what to change.
+
+        >>> print(Spring.ema(decay=0.999).explain())
+        An ordinary average (EMA with decay 0.999): it watches the weights and never pulls them. ...
+        """
+        return explain(self)
