@@ -1,1 +1,13 @@
 """Weight averaging for PyTorch as two masses on a damped spring."""
+
+from ._warnings import BelayWarning, UnstableSpringWarning
+from .belay import Belay
+from .options import Options
+from .physics import methods
+from .physics.coupling import Coupling
+from .physics.method import Method
+from .physics.spring import Spring
+
+__version__ = "0.1.0"
+
+__all__ = ["Belay", "BelayWarning", "Coupling", "Method", "Options", "Spring", "UnstableSpringWarning", "methods"]

@@ -91,7 +91,7 @@ class Reference:
         assert copy is not None
         a, b, p, q = motion.numbers
         for i, (x1, x2, x0) in enumerate(zip(w1, w2, copy, strict=True)):
-            widest = reduce(torch.promote_types, (x1.dtype, x2.dtype))
+            widest = reduce(torch.promote_types, (x1.dtype, x2.dtype), torch.float32)
             y1, y2, y0 = (t.to(widest) for t in (x1, x2, x0))
             u = y1 - y0
             new1, new2 = reference.couple(y0, y2, u, a=a, b=b, p=p, q=q)

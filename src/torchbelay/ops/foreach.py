@@ -1,11 +1,13 @@
 """Couplings in place on lists of tensors, on any device: a handful of launches for a whole model.
 
 Lists are aligned: w1[i], w2[i], … belong together and have one shape. Weights and average may differ in dtype; the
-arithmetic is then done in the wider one, through a scratch buffer of bounded size, and rounded once. Tensors may be
-empty or non-contiguous. Nothing here waits for the device.
+arithmetic is then done in the wider one, and never below float32, through a scratch buffer of bounded size, and rounded
+once. Tensors may be empty or non-contiguous. Nothing passes through a coefficient of 0, not even a nan: an average that
+only watches cannot spoil the weights. Nothing here waits for the device.
 
 `keep`, where given, is a 0-dim tensor: 1 for a step that took place, 0 for one that mixed-precision training skipped.
-It stays on the device, so that asking costs no synchronisation.
+0 leaves every bit as it was, whatever the tensors hold. It stays on the device, so that asking costs no
+synchronisation.
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from torch import Tensor
 
 SCRATCH = 1 << 24  # elements that may be in a scratch buffer at a time (64 MiB of float32)
 
-Tensors = list[Tensor]
+Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 def lerp_(w: Tensors, end: Tensors, weight: float, keep: Tensor | None = None) -> None:
@@ -40,11 +42,9 @@ def lerp_(w: Tensors, end: Tensors, weight: float, keep: Tensor | None = None) -
         wide, ends = _widened(some, ends)
         if keep is None:
             torch._foreach_lerp_(wide, ends, weight)
+            _write_back(some, wide)
         else:
-            away = torch._foreach_sub(ends, wide)
-            _mask_(away, keep)
-            torch._foreach_add_(wide, away, alpha=weight)
-        _write_back(some, wide)
+            _write_back(some, torch._foreach_lerp(wide, ends, weight), keep)
 
 
 def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: Tensor | None = None) -> None:
@@ -59,19 +59,16 @@ def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: T
         lerp_(w2, w1, follow, keep)
     elif follow == 0:
         lerp_(w1, w2, pull, keep)
-    elif isclose(pull + follow, 1, rel_tol=1e-15) and keep is None:  # they meet: a sync leaves not a bit between them
-        lerp_(w2, w1, follow)
-        torch._foreach_copy_(w1, w2)
+    elif isclose(pull + follow, 1, rel_tol=1e-15):  # they meet: a sync leaves not a bit between them
+        lerp_(w2, w1, follow, keep)
+        for some1, some2 in _pieces(w1, w2):
+            _write_back(some1, some2, keep)
     else:
         for some1, some2 in _pieces(w1, w2):
             wide1, wide2 = _widened(some1, some2)
             away = torch._foreach_sub(wide2, wide1)
-            if keep is not None:
-                _mask_(away, keep)
-            torch._foreach_add_(wide1, away, alpha=pull)
-            torch._foreach_add_(wide2, away, alpha=-follow)
-            _write_back(some1, wide1)
-            _write_back(some2, wide2)
+            _move_(some1, wide1, away, pull, keep)
+            _move_(some2, wide2, away, -follow, keep)
 
 
 class Swing(NamedTuple):
@@ -119,18 +116,17 @@ def couple_(
         y0, *ys = _widened(x0, *xs)
         update, away = torch._foreach_sub(ys[0], y0), torch._foreach_sub(ys[1], y0)
         velocities = iter(ys[2:])
-        # increments, all from what was before the step
-        changes = [_sum((a, away), (p - 1, update)), _sum((-b, away), (q, update))]  # w1* holds one u already
+        # w1* holds one u already
+        terms: list[list[tuple[float, Tensors]]] = [[(a, away), (p - 1, update)], [(-b, away), (q, update)]]
         for i, swing, sign in ((0, swing1, 1.0), (1, swing2, -1.0)):
             if swing is not None:
                 v = next(velocities)
-                torch._foreach_add_(changes[i], v, alpha=swing.carry)
-                changes.append(_sum((swing.keep - 1, v), (sign * swing.pull, away), (swing.push, update)))
+                terms[i].append((swing.carry, v))
+                terms.append([(swing.keep - 1, v), (sign * swing.pull, away), (swing.push, update)])
+        changes = [_sum(*each) for each in terms]  # all of them before anything moves
         for x, y, change in zip(xs, ys, changes, strict=True):
-            if keep is not None:
-                _mask_(change, keep)
-            torch._foreach_add_(y, change)
-            _write_back(x, y)
+            if change is not None:
+                _move_(x, y, change, 1.0, keep)
 
 
 def exchange_(x: Tensors, y: Tensors) -> None:
@@ -153,43 +149,93 @@ def copy_(to: Tensors, source: Tensors) -> None:
         torch._foreach_copy_(to, source)
 
 
+def norm(x: Tensors) -> Tensor:
+    """‖x‖ over all tensors, accumulated in float64, as a 0-dim tensor: nobody has waited for it yet."""
+    return _root_of_squares([t for (some,) in _pieces(x) for t in torch._foreach_norm(some)])
+
+
+def distance(x: Tensors, y: Tensors) -> Tensor:
+    """‖x − y‖ over all tensors, as `norm`.
+
+    >>> distance([torch.zeros(2)], [torch.tensor([3.0, 4.0])]).item()
+    5.0
+    """
+    parts: list[Tensor] = []
+    for some_x, some_y in _pieces(x, y):
+        wide_x, wide_y = _widened(some_x, some_y)
+        parts.extend(torch._foreach_norm(torch._foreach_sub(wide_x, wide_y)))
+    return _root_of_squares(parts)
+
+
+def _root_of_squares(norms: list[Tensor]) -> Tensor:
+    if not norms:
+        return torch.zeros((), dtype=torch.float64)
+    home = norms[0].device
+    return torch.stack([n.to(home, torch.float64) for n in norms]).square().sum().sqrt()
+
+
 def _one_dtype(x: Tensors, y: Tensors) -> bool:
     return all(s.dtype == t.dtype for s, t in zip(x, y, strict=True))
 
 
-def _sum(*terms: tuple[float, Tensors]) -> list[Tensor]:
-    """Σ factor·tensors, newly allocated."""
-    (factor, tensors), *rest = terms
-    total = torch._foreach_mul(tensors, factor)
-    for factor, tensors in rest:
-        if factor:
+def _sum(*terms: tuple[float, Tensors]) -> Tensors | None:
+    """Σ factor·tensors, newly allocated; None where every factor is 0."""
+    total: Tensors | None = None
+    for factor, tensors in terms:
+        if factor and total is None:
+            total = torch._foreach_mul(tensors, factor)
+        elif factor and total is not None:
             torch._foreach_add_(total, tensors, alpha=factor)
-    return list(total)
+    return total
 
 
-def _mask_(tensors: Tensors, keep: Tensor) -> None:
-    """Multiply by a 0-dim tensor of any device, without waiting for it."""
-    if len({t.device for t in tensors}) == 1:
-        torch._foreach_mul_(tensors, keep.to(tensors[0].device, non_blocking=True))
-        return
-    for t in tensors:
-        t.mul_(keep.to(t.device, non_blocking=True))
+def _move_(own: Tensors, wide: Tensors, change: Tensors, factor: float, keep: Tensor | None) -> None:
+    """Add factor·change to `wide`, which is `own` or a scratch copy of it, and round into `own`."""
+    if keep is None:
+        torch._foreach_add_(wide, change, alpha=factor)
+        _write_back(own, wide)
+    else:
+        _write_back(own, torch._foreach_add(wide, change, alpha=factor), keep)
 
 
 def _widened(*lists: Tensors) -> list[list[Tensor]]:
     """The lists with every aligned group in its widest dtype; tensors that have it already are passed through."""
     columns = []
     for group in zip(*lists, strict=True):
-        widest = reduce(torch.promote_types, (t.dtype for t in group))
+        widest = reduce(torch.promote_types, (t.dtype for t in group), torch.float32)
         columns.append([t.to(widest) for t in group])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _write_back(narrow: Tensors, wide: Tensors) -> None:
-    """Round what was computed in a scratch copy into its own tensor."""
-    pairs = [(n, w) for n, w in zip(narrow, wide, strict=True) if n is not w]
-    if pairs:
-        torch._foreach_copy_([n for n, _ in pairs], [w for _, w in pairs])
+def _write_back(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
+    """Round what was computed in a scratch copy into its own tensor; not where `keep` is 0."""
+    pairs = [(o, n) for o, n in zip(own, new, strict=True) if o is not n]
+    if keep is not None:
+        _replace_([o for o, _ in pairs], [n.to(o.dtype) for o, n in pairs], keep)
+    elif pairs:
+        torch._foreach_copy_([o for o, _ in pairs], [n for _, n in pairs])
+
+
+def _replace_(old: Tensors, new: Tensors, keep: Tensor) -> None:
+    """Let `new` take the place of `old`, of the same dtype, if `keep` (on any device) is not 0.
+
+    Done on their bits as integers: multiplied by 0 an inf would become a nan and a −0 a 0.
+    """
+    alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for bits in zip(map(_bits, old), map(_bits, new), strict=True):
+        alike.setdefault((bits[0].device, bits[0].dtype), []).append(bits)
+    for (device, dtype), pairs in alike.items():
+        # The host cannot use a number that is still on its way from the device: only there must it be waited for.
+        taken = (keep != 0).to(device, dtype, non_blocking=device.type != "cpu")
+        olds = [o for o, _ in pairs]
+        torch._foreach_mul_(olds, 1 - taken)
+        torch._foreach_add_(olds, torch._foreach_mul([n for _, n in pairs], taken))
+
+
+def _bits(t: Tensor) -> Tensor:
+    """The same memory as integers."""
+    real = torch.view_as_real(t) if t.is_complex() else t
+    return real.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[real.itemsize])
 
 
 def _pieces(*lists: Tensors) -> Iterator[list[list[Tensor]]]:

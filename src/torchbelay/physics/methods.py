@@ -238,6 +238,11 @@ class lookahead:
         _check.whole("k", self.k, low=1)
         _check.number("alpha", self.alpha, low=0, high=math.nextafter(1, 2))
 
+    @property
+    def effective_lr_scale(self) -> float:
+        """Over a whole round the weights keep `alpha` of what the inner optimizer did."""
+        return self.alpha
+
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; `lr` does not matter."""
         s = self.alpha
@@ -264,6 +269,12 @@ class switch_ema:
     def __post_init__(self) -> None:
         _check.number("decay", self.decay, low=0, high=1)
         _check.whole("every", self.every, low=1)
+
+    @property
+    def effective_lr_scale(self) -> float:
+        """Over a round of n steps, what an average that starts at the weights gains on them: 1 − d(1−dⁿ)/(n(1−d))."""
+        d, n = self.decay, self.every
+        return 1 - d * (1 - d**n) / (n * (1 - d))
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; `lr` does not matter."""
@@ -331,7 +342,8 @@ class primal_averaging:
     """Generalized primal averaging: w1 is its y, w2 its x, z the base iterate between the lines.
 
     a = −μy(1−μx)/(1−μy), b = (1−μx)/(1−μy), p = 1 − μx·μy, q = 1 − μx, from x' = μx·x + (1−μx)·z',
-    y = μy·x + (1−μy)·z. Defazio et al., "Smoothing DiLoCo with primal averaging for faster training of LLMs", 2025.
+    y = μy·x + (1−μy)·z. Defazio, Mishchenko, Raman, Shi, Xiao, "Smoothing DiLoCo with primal averaging for faster
+    training of LLMs", 2025.
 
     >>> primal_averaging(mu_x=0.75, mu_y=0.5).coupling(1, 0.1)
     Coupling(a=-0.25, b=0.5, p=0.625, q=0.25)

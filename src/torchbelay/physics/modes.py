@@ -1,10 +1,16 @@
-"""Modes of a small linear step, in plain Python: what a spring with velocities needs and no closed form gives.
+"""Modes of a spring with velocities, in plain Python: what no closed form gives.
 
-A step moves a state x, whose first entry is w1, by x' = x + D·x + e·u. Everything follows from two polynomials in
-ζ = λ − 1 (ζ rather than λ, because slow modes crowd around λ = 1 and would lose their digits there):
+Take the velocities out of Algorithm 1, with δi = ci·Δt/(2·mi), d = w1 − w2, the force scale s, and ζ for one step's
+difference (a mode λ has ζ = λ − 1; slow modes crowd around λ = 1 and would lose their digits there):
 
-    p0(ζ) = det(ζI − D)            its roots are the modes of free motion
-    p1(ζ) = first row of adj(ζI − D), times e
+    ζ(ζ + 2δ1)·w1 = −κ1(ζ + 2)·d + (α(ζ + 2δ1) + (1 − δ1)·s)·u
+    ζ(ζ + 2δ2)·w2 = +κ2(ζ + 2)·d
+
+A velocity-free mass has δ = 1, and ζ + 2 drops out. Write A1·w1 = −B1·d + F·u and A2·w2 = B2·d. Then everything
+follows from two polynomials in ζ, whose terms do not cancel:
+
+    p0 = A1(A2 + B2) + A2·B1       its roots are the modes of free motion
+    p1 = F(A2 + B2)
 
 Under gradient descent on curvature h, u = −ηh·w1, the modes are the roots of p0 + ηh·p1. Under a constant u, w1
 drifts by p1(0)/p0'(0) a step.
@@ -14,6 +20,7 @@ import cmath
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, zip_longest
 
 Polynomial = tuple[float, ...]  # highest power first
 
@@ -24,9 +31,9 @@ class Modes:
 
     Free motion is translation-invariant, p0(0) = 0, unless the weights hang on an `anchored`, immovable average.
 
-    >>> sgd = Modes.of([[0.0]], [1.0])  # w1' = w1 + u
-    >>> sgd.first_crossing()
-    2.0
+    >>> sgd = Modes(p0=(1.0, 0.0), p1=(1.0,))  # w1' = w1 + u
+    >>> sgd.first_crossing(), sgd.drift()
+    (2.0, 1.0)
     """
 
     p0: Polynomial
@@ -34,25 +41,37 @@ class Modes:
     anchored: bool = False
 
     @classmethod
-    def of(cls, d: Sequence[Sequence[float]], e: Sequence[float], *, anchored: bool = False) -> "Modes":
-        """Both polynomials at once by the recursion of Faddeev and LeVerrier."""
-        size = len(d)
-        p0, p1 = [1.0], []
-        adjugate = [[float(i == j) for j in range(size)] for i in range(size)]
-        for power in range(1, size + 1):
-            p1.append(math.fsum(adjugate[0][j] * e[j] for j in range(size)))
-            product = [
-                [math.fsum(d[i][m] * adjugate[m][j] for m in range(size)) for j in range(size)] for i in range(size)
-            ]
-            p0.append(-math.fsum(product[i][i] for i in range(size)) / power)
-            adjugate = [[product[i][j] + p0[-1] * (i == j) for j in range(size)] for i in range(size)]
-        if not anchored:
-            p0[-1] = 0.0  # translation: exactly a mode, whatever the rounding says
-        return cls(tuple(p0), tuple(p1), anchored)
+    def of(
+        cls, kappa: tuple[float, float], delta: tuple[float, float], scale: float, *, anchored: bool = False
+    ) -> "Modes":
+        """Modes of two masses with these κ and δ, where u adds `scale`·u to the velocity of the first.
+
+        >>> [1 + zeta for zeta in Modes.of((0.25, 0.5), (1.0, 1.0), scale=0.0).free()]  # velocity-free: 1 − κ1 − κ2
+        [(0.25+0j)]
+        """
+        parts: list[tuple[Polynomial, Polynomial]] = [
+            ((1.0, 0.0), (k,)) if d == 1 else ((1.0, 2 * d, 0.0), (k, 2 * k)) for k, d in zip(kappa, delta, strict=True)
+        ]
+        if anchored:  # w2 has no motion of its own
+            parts[1] = (1.0,), (0.0,)
+        (a1, b1), (a2, b2) = parts
+        alpha = 1 - kappa[0]
+        force = (alpha,) if delta[0] == 1 else (alpha, 2 * alpha * delta[0] + (1 - delta[0]) * scale)
+        second = _sum(a2, b2)
+        return cls(_sum(_product(a1, second), _product(a2, b1)), _product(force, second), anchored)
 
     def free(self) -> list[complex]:
-        """Eigenvalues λ of the free motion, without the 1 of translation."""
-        return [1 + zeta for zeta in roots(self.p0 if self.anchored else self.p0[:-1])]
+        """The ζ = λ − 1 of the free motion, without the 0 of translation."""
+        return roots(self._relative)
+
+    @property
+    def _relative(self) -> Polynomial:
+        return self.p0 if self.anchored else self.p0[:-1]
+
+    def comes_to_rest(self, push: float = 0.0) -> bool:
+        """Whether every mode under u = −push·w1 lies inside the unit circle; without push, translation aside."""
+        f = self._relative if push == 0 else _sum(self.p0, [push * c for c in self.p1])
+        return _hurwitz(_open(f, len(f) - 1))
 
     def drift(self) -> float:
         """Steps of w1 under a constant unit u, in the long run; infinite where nothing brakes it."""
@@ -61,32 +80,26 @@ class Modes:
         slope = self.p0[-2]
         return math.inf if slope == 0 else self.p1[-1] / slope
 
-    def spectral_radius(self, push: float) -> float:
-        """Largest |λ| under u = −push·w1."""
-        offset = len(self.p0) - len(self.p1)
-        total = [c + push * (self.p1[i - offset] if i >= offset else 0.0) for i, c in enumerate(self.p0)]
-        return max(abs(1 + zeta) for zeta in roots(total))
-
     def first_crossing(self) -> float:
         """Smallest push = ηh > 0 at which a mode of u = −push·w1 leaves the unit circle.
 
-        On the circle λ = e^{iφ}, push = −p0/p1 must be real. That is Im(p0·conj p1) = 0, a sine series in φ, which
-        divided by sin φ is a polynomial in cos φ; λ = ±1 are the two remaining candidates.
+        There −p0/p1 = push is real. On the opened circle s = iτ (see `_open`) both are E(τ²) + iτ·O(τ²), so that
+        E0·O1 = E1·O0, a polynomial in τ². λ = −1, at τ = ∞, is the remaining candidate; λ = 1 has push = 0.
         """
-        a, b = shift(self.p0)[::-1], shift(self.p1)[::-1]
-        b = b + (0.0,) * (len(a) - len(b))
-        size = len(a)
-        sines = [
-            math.fsum(a[k + d] * b[k] - a[k] * b[k + d] for k in range(size - d)) for d in range(1, size)
-        ]  # Σ sines[d−1]·sin(dφ)
-        cosines = [z.real for z in roots(_second_chebyshev(sines)) if abs(z.imag) < 1e-6 and abs(z.real) < 1]
-        pushes = []
-        for cosine in [-1.0, *cosines]:
-            zeta = complex(cosine - 1, math.sqrt(max(0.0, 1 - cosine * cosine)))
-            bottom = horner(self.p1, zeta)
-            if bottom != 0:
-                pushes.append((-horner(self.p0, zeta) / bottom).real)
-        return next((x for x in sorted(pushes) if x > 0 and self.spectral_radius(x * (1 + 1e-6)) > 1), math.inf)
+        bottom = _at(self.p1, -2)
+        negligible = 1e-12 * _at([abs(c) for c in self.p1], 2)
+        pushes = [-_at(self.p0, -2) / bottom] if abs(bottom) > negligible else []
+        degree = len(self.p0) - 1
+        (e0, o0), (e1, o1) = (_even_odd(_open(p, degree)) for p in (self.p0, self.p1))
+        for z in roots(_sum(_product(e0, o1), [-c for c in _product(e1, o0)])):
+            if z.real > 0 and abs(z.imag) <= 1e-8 * z.real:
+                e, o = _at(e1, z.real), _at(o1, z.real)
+                if e or o:
+                    pushes.append(-(_at(e0, z.real) * e + z.real * _at(o0, z.real) * o) / (e * e + z.real * o * o))
+        # No mode crosses between two candidates; one that only touches the circle, or seems to by rounding, is passed.
+        pushes = sorted(x for x in pushes if x > 0)
+        pairs = pairwise([*pushes, *(2 * x for x in pushes[-1:])])
+        return next((x for x, following in pairs if not self.comes_to_rest((x + following) / 2)), math.inf)
 
 
 def horner(coefficients: Sequence[float], at: complex) -> complex:
@@ -97,31 +110,55 @@ def horner(coefficients: Sequence[float], at: complex) -> complex:
     return value
 
 
-def shift(coefficients: Polynomial) -> Polynomial:
-    """Coefficients in λ of a polynomial given in ζ = λ − 1.
+def _at(coefficients: Sequence[float], x: float) -> float:
+    """Value of a real polynomial."""
+    return horner(coefficients, x).real
 
-    >>> shift((1.0, 0.0, 0.0))  # ζ² = λ² − 2λ + 1
-    (1.0, -2.0, 1.0)
+
+def _sum(x: Sequence[float], y: Sequence[float]) -> Polynomial:
+    return tuple(c + d for c, d in zip_longest(reversed(x), reversed(y), fillvalue=0.0))[::-1]
+
+
+def _product(x: Sequence[float], y: Sequence[float]) -> Polynomial:
+    total = [0.0] * (len(x) + len(y) - 1)
+    for i, c in enumerate(x):
+        for j, d in enumerate(y):
+            total[i + j] += c * d
+    return tuple(total)
+
+
+def _open(coefficients: Sequence[float], degree: int) -> Polynomial:
+    """(1 − s)ⁿ·f(2s/(1 − s)) as a polynomial in s, for f in ζ and n = degree.
+
+    λ = (1 + s)/(1 − s) opens the unit circle into the imaginary axis: inside is on the left, slow modes have small s.
+
+    >>> _open((1.0, 2.0), 1)  # ζ + 2 = 2/(1 − s): λ = −1 has gone to infinity
+    (0.0, 2.0)
     """
-    rest, out = list(coefficients), []
-    while rest:
-        for i in range(1, len(rest)):  # synthetic division by λ − (−1), in ζ's own variable
-            rest[i] -= rest[i - 1]
-        out.append(rest.pop())
-    return tuple(reversed(out))
+    total: Polynomial = ()
+    rest: Polynomial = (1.0,)  # (1 − s)ⁱ
+    for c in [0.0] * (degree + 1 - len(coefficients)) + list(coefficients):
+        total = _sum((*(2 * x for x in total), 0.0), [c * x for x in rest])
+        rest = _product(rest, (-1.0, 1.0))
+    return total
 
 
-def _second_chebyshev(series: Sequence[float]) -> Polynomial:
-    """Σ series[d]·U_d(x) as a polynomial in x, where sin((d+1)φ) = sin φ·U_d(cos φ)."""
-    total = [0.0] * len(series)  # lowest power first
-    previous, current = [0.0], [1.0]
-    for weight in series:
-        for power, c in enumerate(current):
-            total[power] += weight * c
-        doubled = [0.0, *(2 * c for c in current)]
-        following = [c - (previous[i] if i < len(previous) else 0.0) for i, c in enumerate(doubled)]
-        previous, current = current, following
-    return tuple(reversed(total))
+def _even_odd(coefficients: Polynomial) -> tuple[Polynomial, Polynomial]:
+    """E and O of f(iτ) = E(τ²) + iτ·O(τ²)."""
+    low = coefficients[::-1]
+    even, odd = ([c * (-1) ** i for i, c in enumerate(low[start::2])] for start in (0, 1))
+    return tuple(even[::-1]), tuple(odd[::-1])
+
+
+def _hurwitz(coefficients: Polynomial) -> bool:
+    """Whether all roots have a negative real part, by Routh's array."""
+    above, below = list(coefficients[0::2]), list(coefficients[1::2])
+    while below:
+        if 0 in (above[0], below[0]) or (above[0] > 0) != (below[0] > 0):
+            return False
+        ratio = above[0] / below[0]
+        above, below = below, [x - ratio * y for x, y in zip_longest(above[1:], below[1:], fillvalue=0.0)]
+    return True
 
 
 def roots(coefficients: Sequence[float]) -> list[complex]:

@@ -7,7 +7,7 @@ is done here and why.
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ class Inertia(NamedTuple):
     push: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spring:
     """Two masses on a damped spring; `coupling(step, lr)` makes it an averaging method.
 
@@ -85,6 +85,10 @@ class Spring:
         if not self.is_stable:
             warnings.warn(f"{self} is unstable: {self._why_unstable()}", UnstableSpringWarning, stacklevel=3)
 
+    def __repr__(self) -> str:
+        said = (f for f in fields(self) if f.name in ("k", "m1", "m2") or getattr(self, f.name) != f.default)
+        return f"Spring({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in said)})"
+
     def _set(self, name: str, value: float | None) -> None:
         object.__setattr__(self, name, value)  # frozen: only here, so that 1 and 1.0 make the same spring
 
@@ -95,8 +99,8 @@ class Spring:
         if kappa >= 1:
             raise ValueError(
                 f"κ{index} = k·dt²/(2·m{index}) = {kappa:.4g} with k={self.k!r}, m{index}={m!r}, dt={self.dt!r} is not "
-                f"below 1: the step would jump past the other mass; use m{index} > {self.k * self.dt**2 / 2:.6g} "
-                f"or k < {2 * m / self.dt**2:.6g}"
+                f"below 1: the step would jump past the other mass; use m{index} > {kappa * m:.6g} or "
+                f"k < {2 * m / self.dt / self.dt:.6g}"
             )
         c = getattr(self, "c" + index)
         if c is not None and m == math.inf:
@@ -109,7 +113,12 @@ class Spring:
             self._set("c" + index, _check.number("c" + index, c, low=0, open_low=False))
 
     def _kappa(self, m: float) -> float:
-        return self.k * self.dt**2 / (2 * m)
+        return 0.0 if m == math.inf else self.k * self.dt * self.dt / 2 / m
+
+    def _delta(self, m: float, c: float | None) -> float:
+        """δ = c·Δt/(2m), exactly 1 where c is 2m/Δt but for its rounding."""
+        delta = 1.0 if c is None else c * self.dt / (2 * m)
+        return 1.0 if math.isclose(delta, 1, rel_tol=1e-14) else delta
 
     # Ways to make one -------------------------------------------------------------------------------------------
 
@@ -174,7 +183,8 @@ class Spring:
                 f"k0={k0!r} makes κ1 + κ2 = {kappa0:.4g} ≥ 1 at T0: there is nothing to keep; use a smaller k0"
             )
         share = -math.expm1(T0 / T * math.log1p(-kappa0)) if kappa0 else 0.0
-        return cls(k=2 * min(share, math.nextafter(1, 0)) / masses if masses else k0, m1=m1, m2=m2)
+        share = min(share, 1 - 1e-15)  # below 1 by enough that κ = k/(2m) does not round up to it
+        return cls(k=2 * share / masses if masses else k0, m1=m1, m2=m2)
 
     @classmethod
     def critical(cls, *, k: float, m1: float, m2: float, dt: float = 1.0) -> "Spring":
@@ -220,19 +230,22 @@ class Spring:
     @cached_property
     def inertia1(self) -> Inertia | None:
         """Motion of the weights' velocity v1, or None where it drops out of the position."""
-        push = 2 * self.alpha if self.force == "derived" else 1 / (2 * self.alpha)
-        return self._inertia(self.m1, self.c1, push / self.dt)
+        return self._inertia(self.m1, self._delta(self.m1, self.c1), self._force_scale / self.dt)
 
     @cached_property
     def inertia2(self) -> Inertia | None:
         """Motion of the average's velocity v2, or None where it drops out of the position."""
-        return self._inertia(self.m2, self.c2, 0.0)
+        return self._inertia(self.m2, self._delta(self.m2, self.c2), 0.0)
 
-    def _inertia(self, m: float, c: float | None, push: float) -> Inertia | None:
-        if m == math.inf or c is None or c * self.dt == 2 * m:
+    @property
+    def _force_scale(self) -> float:
+        """s of the force that the velocity v1·Δt gains, s·u."""
+        return 2 * self.alpha if self.force == "derived" else 1 / (2 * self.alpha)
+
+    def _inertia(self, m: float, delta: float, push: float) -> Inertia | None:
+        if delta == 1:
             return None
-        friction = c * self.dt / m
-        return Inertia(self.dt * (1 - friction / 2), 1 - friction, self.k * self.dt / m, push)
+        return Inertia(self.dt * (1 - delta), 1 - 2 * delta, self.k * self.dt / m, push)
 
     @property
     def has_velocity(self) -> bool:
@@ -274,60 +287,51 @@ class Spring:
     @cached_property
     def _common_damping(self) -> float | None:
         """δ = c·Δt/(2m) where all masses that move share it, else None."""
-        deltas = [
-            1.0 if c is None else c * self.dt / (2 * m)
-            for m, c in ((self.m1, self.c1), (self.m2, self.c2))
-            if m < math.inf
-        ]
+        deltas = [self._delta(m, c) for m, c in ((self.m1, self.c1), (self.m2, self.c2)) if m < math.inf]
         return deltas[0] if deltas and math.isclose(deltas[0], deltas[-1], rel_tol=1e-12) else None
 
     @cached_property
     def _modes(self) -> Modes:
-        """The step with its velocities (in units of a step) as a linear system in (w1[, w2][, v1][, v2])."""
-        names = ["w1"] + ["w2"] * (self.m2 < math.inf)
-        names += ["v1"] * (self.inertia1 is not None) + ["v2"] * (self.inertia2 is not None)
-        change: dict[str, dict[str, float]] = {
-            "w1": {"w1": -self.kappa1, "w2": self.kappa1, "u": self.alpha},
-            "w2": {"w2": -self.kappa2, "w1": self.kappa2},
-        }
-        for own, other, v, motion in (("w1", "w2", "v1", self.inertia1), ("w2", "w1", "v2", self.inertia2)):
-            if motion is not None:
-                carry, keep, pull, push = motion
-                change[own][v] = carry / self.dt
-                change[v] = {own: -pull * self.dt, other: pull * self.dt, v: keep - 1, "u": push * self.dt}
-        matrix = [[change[row].get(column, 0.0) for column in names] for row in names]
-        return Modes.of(matrix, [change[row].get("u", 0.0) for row in names], anchored=self.m2 == math.inf)
+        """The step with its velocities as a linear system."""
+        delta = self._delta(self.m1, self.c1), self._delta(self.m2, self.c2)
+        return Modes.of((self.kappa1, self.kappa2), delta, self._force_scale, anchored=self.m2 == math.inf)
 
     @cached_property
     def _relative_modes(self) -> list[complex]:
-        """Eigenvalues of the motion of w2 − w1; of everything but translation where damping is unequal."""
+        """ζ = λ − 1 of the motion of w2 − w1; of everything but translation where damping is unequal."""
         if not self.has_velocity:
-            return [complex(1 - self.kappa1 - self.kappa2)]
+            return [complex(-self.kappa1 - self.kappa2)]
         if self._common_damping is None:
             return self._modes.free()
         s = self._common_damping + self.omega**2 / 4
-        swing = complex(s * s - self.omega**2) ** 0.5
-        return [1 - s + swing, 1 - s - swing]
+        fast = -s - complex((s - self.omega) * (s + self.omega)) ** 0.5
+        return [fast, self.omega**2 / fast]  # not −s + …, which loses the digits of a slow mode
 
     @property
     def decay(self) -> float:
         """ρ, the factor by which the distance between w1 and w2 shrinks a step in the long run, without force."""
-        return max(abs(mode) for mode in self._relative_modes)
+        return max(abs(1 + zeta) for zeta in self._relative_modes)
 
     @property
     def is_stable(self) -> bool:
         """Whether free motion comes to rest. For equal δ: 0 < ω² < 4δ and δ < 1; at δ = 1: ω² < 4."""
         delta = self._common_damping
-        if self.has_velocity and delta is not None:
+        if not self.has_velocity:
+            return 0 < self.omega**2 < 4
+        if delta is not None:
             return 0 < self.omega**2 < 4 * delta and delta < 1
-        return self.decay < 1
+        return self._modes.comes_to_rest()
 
     @property
     def half_life(self) -> float:
         """Steps in which half of the distance between w1 and w2 is forgotten: ln ½ / ln ρ."""
-        if self.decay >= 1:
+        if self.decay == 0:
+            return 0.0
+        # ρ² − 1 = 2·Re ζ + |ζ|² keeps the digits of a slow mode that ρ itself rounds away.
+        growth = max(2 * zeta.real + abs(zeta) ** 2 for zeta in self._relative_modes)
+        if growth >= 0:
             return math.inf
-        return math.log(0.5) / math.log(self.decay) if self.decay > 0 else 0.0
+        return math.log(0.5) / (math.log(self.decay) if self.decay < 0.5 else math.log1p(growth) / 2)
 
     @property
     def regime(self) -> Regime:
@@ -341,7 +345,7 @@ class Spring:
             if abs(excess) <= 1e-9 * self.omega:
                 return "critical"
             return "overdamped" if excess > 0 else "underdamped"
-        ringing = any(abs(mode.imag) > 1e-9 for mode in self._relative_modes)
+        ringing = any(abs(zeta.imag) > 1e-9 * abs(zeta) for zeta in self._relative_modes)
         return "underdamped" if ringing else "overdamped"
 
     @property

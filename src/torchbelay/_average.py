@@ -1,0 +1,198 @@
+"""One average of a model: which tensors it follows, how, and since when."""
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .ops.around import Motion
+from .ops.foreach import Swing
+from .physics.coupling import Coupling
+from .physics.method import Method, Remembers
+from .physics.spring import Inertia, Spring
+
+Rule = Callable[[str, Tensor], Method | None]
+Found = tuple[str, Tensor, Method, int]  # name, parameter, method, group of the optimizer
+
+
+def as_rule(method: Method | Rule) -> Rule:
+    """A method for each parameter, of one method for all or of the user's own function."""
+    if isinstance(method, type):
+        raise TypeError(f"method={method.__name__} is a class; give an instance of it, as {method.__name__}(...)")
+    if isinstance(method, Method):
+        return lambda name, tensor: method
+    if callable(method):
+        return method
+    raise TypeError(
+        f"method={method!r} is neither an averaging method (an object with coupling(step, lr), as Spring) nor a "
+        "function (name, parameter) -> method or None"
+    )
+
+
+def describe(method: Method) -> str:
+    """What a checkpoint says of a method: the call that makes it."""
+    kind = type(method)
+    return f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(method)
+
+
+@dataclass(eq=False)
+class Entry:
+    """A parameter w1, its average w2, and what moves them. Velocities only where the regime has them."""
+
+    name: str
+    w1: Tensor
+    w2: Tensor
+    v1: Tensor | None
+    v2: Tensor | None
+    method: Method  # shared by what was adopted together, never with another run: it may remember learning rates
+    group: int | None  # of the optimizer; None once the optimizer has let go of the parameter
+    born: int  # optimizer steps taken before this parameter's first
+
+
+@dataclass(eq=False)
+class Cohort:
+    """Entries that move alike, as the lists that the operations want."""
+
+    names: list[str]
+    w1: list[Tensor]
+    w2: list[Tensor]
+    v1: list[Tensor]
+    v2: list[Tensor]
+    method: Method
+    group: int
+    born: int
+    _constant: Motion | None = None
+
+    @property
+    def varies(self) -> str:
+        """On what the coupling depends; a method that does not say is asked every time."""
+        return str(getattr(self.method, "varies", "lr"))
+
+    def motion(self, step: int, lr: float, every: int) -> Motion | None:
+        """What the optimizer's step number `step` does to these tensors; None where it is not their turn."""
+        age = step - self.born
+        if age % every:
+            return None
+        if self._constant is not None:
+            return self._constant
+        coupling = compounded(self.method, age, lr, every)
+        inertia1, inertia2 = inertias(self.method)
+        motion = Motion(coupling, _swing(self.v1, inertia1), _swing(self.v2, inertia2))
+        if self.varies == "never":
+            self._constant = motion
+        return motion
+
+    def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
+        """The share of the learning rate that is left, in the mean over `every` steps, after so many steps."""
+        if every == 1 and hasattr(self.method, "effective_lr_scale"):
+            return float(self.method.effective_lr_scale)
+        age = max(every, (step - self.born) // every * every)
+        coupling = compounded(copy(self.method), age, lr, every)  # a copy: asking must not be remembered
+        plain = 1 / (1 + coupling.theta)  # what the centre of mass sees of a step that nothing couples
+        return ((every - 1) * plain + coupling.effective_lr_scale) / every
+
+
+def compounded(method: Method, age: int, lr: float, every: int) -> Coupling:
+    """The coupling of step `age`, or of the last `every` steps as one."""
+    total = method.coupling(age - every + 1, lr)
+    for step in range(age - every + 2, age + 1):
+        total = total.then(method.coupling(step, lr))
+    return total
+
+
+def inertias(method: Method) -> tuple[Inertia | None, Inertia | None]:
+    """How the velocities of the two masses move; only springs have any."""
+    return (method.inertia1, method.inertia2) if isinstance(method, Spring) else (None, None)
+
+
+def _swing(v: list[Tensor], inertia: Inertia | None) -> Swing | None:
+    return None if inertia is None else Swing(v, *inertia)
+
+
+class Average:
+    """All entries of one average, and its own buffers where it has them."""
+
+    def __init__(self, name: str, rule: Rule, *, pulls: bool) -> None:
+        self.name, self.rule, self.pulls = name, rule, pulls
+        self.entries: dict[str, Entry] = {}
+        self.cohorts: list[Cohort] = []
+        self.buffers: dict[str, Tensor] = {}
+
+    def adopt(
+        self,
+        found: Iterable[Found],
+        *,
+        born: int,
+        dtype: torch.dtype | None,
+        device: str | None = None,
+    ) -> None:
+        """Take in parameters at their own values; on "meta" their shapes only."""
+        own: dict[tuple[int, int], Method] = {}
+        for name, w1, method, group in found:
+            fresh = own.setdefault((id(method), group), method.fresh() if isinstance(method, Remembers) else method)
+            w2 = w1.detach().to(device or w1.device, average_dtype(w1, dtype), copy=True)
+            v1, v2 = (None if inertia is None else torch.zeros_like(w2) for inertia in inertias(method))
+            self.entries[name] = Entry(name, w1, w2, v1, v2, fresh, group, born)
+        if device is None:
+            self.regroup()
+
+    def regroup(self) -> None:
+        """Form the cohorts anew; averages follow their parameters to another device."""
+        cohorts: dict[tuple[Any, ...], Cohort] = {}
+        own: dict[tuple[int, int], Method] = {}
+        owners: dict[int, int] = {}
+        for e in self.entries.values():
+            if e.group is None:
+                continue
+            for slot in ("w2", "v1", "v2"):
+                tensor = getattr(e, slot)
+                if tensor is not None and tensor.device != e.w1.device:
+                    setattr(e, slot, tensor.to(e.w1.device))
+            if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
+                e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
+            key = (id(e.method), e.group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
+            cohort = cohorts.setdefault(key, Cohort([], [], [], [], [], e.method, e.group, e.born))
+            cohort.names.append(e.name)
+            cohort.w1.append(e.w1)
+            cohort.w2.append(e.w2)
+            cohort.v1.extend([] if e.v1 is None else [e.v1])
+            cohort.v2.extend([] if e.v2 is None else [e.v2])
+        self.cohorts = list(cohorts.values())
+
+    def pairs(self, *, same_dtype: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """All (w1, w2) that do, or do not, have the same dtype."""
+        chosen = [e for e in self.entries.values() if (e.w1.dtype == e.w2.dtype) is same_dtype]
+        return [e.w1 for e in chosen], [e.w2 for e in chosen]
+
+    def restart(self, born: int) -> None:
+        """Begin again at the weights as they are."""
+        renewed: dict[int, Method] = {}
+        for e in self.entries.values():
+            e.w2.copy_(e.w1)
+            for v in (e.v1, e.v2):
+                if v is not None:
+                    v.zero_()
+            if isinstance(e.method, Remembers):
+                e.method = renewed.setdefault(id(e.method), e.method.fresh())
+            e.born = born
+        self.buffers = {}
+        self.regroup()
+
+    def tensors(self, slot: str) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of every entry that has one in this slot."""
+        return ((e.name, getattr(e, slot)) for e in self.entries.values() if getattr(e, slot) is not None)
+
+
+def average_dtype(w: Tensor, asked: torch.dtype | None) -> torch.dtype:
+    """float32 for 16-bit weights, else the weights' own; `asked` overrules, as complex for complex weights."""
+    if asked is None:
+        asked = torch.promote_types(w.dtype, torch.float32)
+    return asked.to_complex() if w.is_complex() else asked
+
+
+def buffer_weight(coupling: Coupling) -> float:
+    """The share of the new value in an averaged buffer: what the average takes of w1*, or else of w1."""
+    return min(1.0, max(0.0, coupling.q or coupling.b))

@@ -1,0 +1,104 @@
+"""What a model calls its tensors, whatever it is wrapped in.
+
+Wrappers (DDP, torch.compile, FSDP1, activation checkpointing) are recognised by their type and looked through, at the
+root and inside; names are never cut, so that an attribute of the user's own called `module` keeps its name.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+# Where each wrapper is defined, and the attribute it keeps the wrapped module in. The classes are looked up in what is
+# already imported: a model cannot be wrapped by a class that nobody has loaded.
+_WRAPPERS = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
+    ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "_fsdp_wrapped_module"),
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper", "_checkpoint_wrapped_module"),
+)
+
+
+def _wrapped_under(module: nn.Module) -> str | None:
+    """The attribute under which `module` keeps the module it wraps; None if it is no wrapper."""
+    for where, name, attribute in _WRAPPERS:
+        wrapper = getattr(sys.modules.get(where), name, None)
+        if wrapper is not None and isinstance(module, wrapper):
+            return attribute
+    return None
+
+
+def walk(root: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
+    """Every unwrapped module as (its clean prefix, its prefix as the wrapped model spells it, the module)."""
+
+    def visit(module: nn.Module, clean: str, spelled: str) -> Iterator[tuple[str, str, nn.Module]]:
+        while (attribute := _wrapped_under(module)) is not None:
+            module, spelled = getattr(module, attribute), f"{spelled}{attribute}."
+        yield clean, spelled, module
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from visit(child, f"{clean}{name}.", f"{spelled}{name}.")
+
+    return visit(root, "", "")
+
+
+def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by clean name; a tied one once, under its first name."""
+    return _first_names(root, lambda module: module._parameters)
+
+
+def named_buffers(root: nn.Module) -> dict[str, Tensor]:
+    """Buffers by clean name, each once."""
+    return _first_names(root, lambda module: module._buffers)
+
+
+def _first_names(root: nn.Module, slots: Callable[[nn.Module], dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for prefix, _, module in walk(root):
+        for name, tensor in slots(module).items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[prefix + name] = tensor
+    return found
+
+
+def state_dict_with(root: nn.Module, replaced: dict[int, Tensor]) -> dict[str, Any]:
+    """Copies of what the plain model's own `state_dict()` holds, some tensors (by id) replaced by others.
+
+    The model is asked itself, hooks, extra state and all, while its slots hold the other tensors; no weight is
+    written.
+    """
+    prefixes = {spelled: clean for clean, spelled, _ in walk(root)}
+    inner = next(module for _, _, module in walk(root))
+    with _slots_hold(root, replaced):
+        found = inner.state_dict()
+    # asked of the innermost root, its own wrappers do not appear in the keys
+    outer = next(spelled for _, spelled, _ in walk(root))
+    out = {}
+    for key, value in found.items():
+        head, dot, leaf = (outer + key).rpartition(".")
+        out[prefixes.get(head + dot, (head + dot).removeprefix(outer)) + leaf] = (
+            value.detach().clone() if isinstance(value, Tensor) else value
+        )
+    return out
+
+
+@contextmanager
+def _slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
+    """Let the modules' parameter and buffer slots point to other tensors for a moment."""
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for _, _, module in walk(root):
+            for slots in (module._parameters, module._buffers):
+                for name, tensor in slots.items():
+                    if id(tensor) in replaced:
+                        undo.append((slots, name, tensor))
+                        slots[name] = replaced[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for slots, name, tensor in reversed(undo):
+            slots[name] = tensor

@@ -1,0 +1,80 @@
+"""Which parameters are averaged: those that the optimizer holds, by the names that the model gives them."""
+
+import operator
+from collections.abc import Collection, Hashable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import _model
+from ._average import Average, Found
+from ._validate import check_method
+from .physics.method import Method
+
+
+class Roster:
+    """The parameters of every group of the optimizer as last seen; without one, all that require gradients."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._held = self._look()
+
+    def _look(self) -> list[list[Tensor]]:
+        if self._optimizer is None:
+            return [[p for p in _model.named_parameters(self._model).values() if p.requires_grad]]
+        return [list(group["params"]) for group in self._optimizer.param_groups]
+
+    def is_current(self) -> bool:
+        """Whether the optimizer holds what it held."""
+        if self._optimizer is None:
+            return True
+        now = [group["params"] for group in self._optimizer.param_groups]
+        return [len(group) for group in now] == [len(group) for group in self._held] and all(
+            all(map(operator.is_, new, old)) for new, old in zip(now, self._held, strict=True)
+        )
+
+    def renewed(self) -> "Roster":
+        """The same, looked at again."""
+        return Roster(self._model, self._optimizer)
+
+    def groups(self) -> dict[int, int]:
+        """The group of each parameter, by its id."""
+        return {id(p): group for group, parameters in enumerate(self._held) for p in parameters}
+
+    def lr(self, group: int) -> Any:
+        """What the optimizer says of a group's learning rate, if anything."""
+        return None if self._optimizer is None else self._optimizer.param_groups[group].get("lr")
+
+    def wanted(self, averages: Collection[Average], *, every: int) -> dict[str, list[Found]]:
+        """What each average is to follow; refuses what cannot be averaged, changing nothing."""
+        names = {id(p): name for name, p in _model.named_parameters(self._model).items()}
+        found: dict[str, list[Found]] = {average.name: [] for average in averages}
+        checked: dict[tuple[Any, str], Method] = {}  # equal methods become one, so that their tensors move together
+        for group, parameters in enumerate(self._held):
+            for index, p in enumerate(parameters):
+                name = self._name(names, p, group, index)
+                for average in averages if p.is_floating_point() or p.is_complex() else ():
+                    method = average.rule(name, p)
+                    if method is None:
+                        continue
+                    key = (method if isinstance(method, Hashable) else id(method), average.name)
+                    if key not in checked:
+                        lr = float(self.lr(group) or 0.0)
+                        check_method(method, lr, pulls=average.pulls, average=average.name, every=every)
+                        checked[key] = method
+                    found[average.name].append((name, p, checked[key], group))
+        return found
+
+    def _name(self, names: dict[int, str], p: Tensor, group: int, index: int) -> str:
+        if id(p) not in names:
+            raise ValueError(
+                f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is not in the model; "
+                f"pass the {type(self._model).__name__} whose parameters the optimizer holds"
+            )
+        if p.is_meta:
+            raise ValueError(
+                f"parameter {names[id(p)]!r} is on the meta device; materialise the model (to_empty, then load or "
+                "initialise) before averaging it"
+            )
+        return names[id(p)]

@@ -1,0 +1,84 @@
+"""What Belay refuses or warns of, before anything is attached."""
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch.optim import Optimizer
+
+from ._average import Found, inertias
+from ._warnings import BelayWarning
+from .physics.coupling import Coupling
+from .physics.method import Method, Remembers
+from .physics.spring import Spring
+
+FIRST_STEPS = 256  # how far ahead a method is asked; what it does later is looked at when its step comes
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Only what has torch's step hooks can be attached to."""
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer={type(optimizer).__name__} is not a torch.optim.Optimizer; pass the one inside it, or None and "
+            "call before_step() and after_step() around the update"
+        )
+
+
+def check_method(method: object, lr: float, *, pulls: bool, average: str, every: int) -> None:
+    """Refuse a method that is none, is unstable, pulls where it may only watch, or cannot be thinned out."""
+    if isinstance(method, type) or not isinstance(method, Method):
+        raise TypeError(
+            f"the method for {average!r}, {method!r}, has no coupling(step, lr); give a Spring, for example"
+        )
+    if isinstance(method, Spring) and not (method.is_stable or method.allow_unstable):
+        raise ValueError(
+            f"{method} is unstable: it would blow the weights up; if you want that, say allow_unstable=True"
+        )
+    asked = method.fresh() if isinstance(method, Remembers) else method
+    constant = getattr(method, "varies", "lr") == "never"
+    for step in range(1, 2 if constant else FIRST_STEPS + 1):
+        coupling = asked.coupling(step, lr)
+        if not isinstance(coupling, Coupling):
+            raise TypeError(f"{method!r}.coupling({step}, {lr}) returned {coupling!r}, not a Coupling")
+        if not pulls and (coupling.pulls or any(inertias(method)[:1])):
+            raise ValueError(
+                f"the spectator {average!r} would pull the weights ({method!r}); spectators only watch: use "
+                "Spring.ema, or make it the method"
+            )
+        if every > 1 and not coupling.relaxes:
+            raise ValueError(_cannot_thin(method, every, "it adds a force of its own at every step"))
+    if every > 1 and any(inertias(method)):
+        raise ValueError(_cannot_thin(method, every, "its velocities move at every step"))
+    if every > 1 and getattr(method, "rhythm", False):
+        raise ValueError(_cannot_thin(method, every, "it has a rhythm of its own"))
+
+
+def _cannot_thin(method: object, every: int, why: str) -> str:
+    return f"every={every} does not go with {method!r}: {why}; use every=1"
+
+
+def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None) -> None:
+    """Warn where a pull on the weights meets what cannot take it."""
+    pulled = [(name, p, method) for name, p, method, _ in found if _pulls_at_once(method)]
+    narrow = [(name, p, method) for name, p, method in pulled if p.dtype in (torch.bfloat16, torch.float16)]
+    if narrow:
+        name, p, _ = narrow[0]
+        warnings.warn(
+            f"{len(narrow)} parameters that the average pulls are 16 bits wide ({name!r} is {p.dtype}): a pull smaller "
+            f"than {torch.finfo(p.dtype).eps:.1g} of a weight rounds away. Keep the model in float32 under autocast, "
+            "or let the optimizer hold float32 master weights",
+            BelayWarning,
+            stacklevel=3,
+        )
+    if pulled and isinstance(optimizer, torch.optim.LBFGS):
+        warnings.warn(
+            "LBFGS builds its curvature from the steps it took itself; a pull on the weights between them makes those "
+            "pairs wrong. Use an average that only watches (Spring.ema), or another optimizer",
+            BelayWarning,
+            stacklevel=3,
+        )
+
+
+def _pulls_at_once(method: Method) -> bool:
+    asked = method.fresh() if isinstance(method, Remembers) else method
+    return asked.coupling(1, 1e-3).pulls or inertias(method)[0] is not None

@@ -1,0 +1,57 @@
+"""The rarer settings of a Belay, checked once."""
+
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+import torch
+
+from .ops.around import choose
+from .physics import _check
+
+Buffers = Literal["copy", "average", "ignore"]
+
+
+class OptionArguments(TypedDict, total=False):
+    """The keyword arguments that `Belay` passes on to `Options`."""
+
+    dtype: torch.dtype | None
+    buffers: Buffers
+    every: int
+    start: int
+    impl: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the averages are kept.
+
+    Args:
+        dtype: of the averages. None: float32 for float32, bfloat16 and float16 weights, else the weights' own.
+        buffers: what the average has for buffers (BatchNorm's statistics, say). "copy": the model's own, until
+            `torch.optim.swa_utils.update_bn` is run inside `averaged()`, whose result it keeps until the next step;
+            "average": averaged like weights, integers copied; "ignore": model and average share them.
+        every: couple at every N-th step only, as strongly as N steps would.
+        start: let the averages begin after this many steps, as copies of the weights then; 0: at construction.
+        impl: "foreach" or "reference"; "auto" is the fastest that runs here.
+
+    >>> Options(every=4).impl
+    'auto'
+    """
+
+    dtype: torch.dtype | None = None
+    buffers: Buffers = "copy"
+    every: int = 1
+    start: int = 0
+    impl: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
+            raise ValueError(f"dtype={self.dtype!r} is not a floating-point dtype; use torch.float32, for example")
+        _check.one_of("buffers", self.buffers, ("copy", "average", "ignore"))
+        _check.whole("every", self.every, low=1)
+        _check.whole("start", self.start, low=0)
+        choose(self.impl)
+
+    def saved(self) -> dict[str, int | str]:
+        """What a checkpoint must agree about."""
+        return {"every": self.every, "start": self.start, "buffers": self.buffers}
