@@ -31,16 +31,18 @@ def _wrapped_under(module: nn.Module) -> str | None:
     return None
 
 
-def walk(root: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-    """Every unwrapped module as (its clean prefix, its prefix as the wrapped model spells it, the module)."""
+def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
+    """Every unwrapped module as (its clean prefix, the prefixes that lead to it through its wrappers, the module)."""
 
-    def visit(module: nn.Module, clean: str, spelled: str) -> Iterator[tuple[str, str, nn.Module]]:
+    def visit(module: nn.Module, clean: str, spelled: str) -> Iterator[tuple[str, list[str], nn.Module]]:
+        spellings = [spelled]
         while (attribute := _wrapped_under(module)) is not None:
-            module, spelled = getattr(module, attribute), f"{spelled}{attribute}."
-        yield clean, spelled, module
+            module = getattr(module, attribute)
+            spellings.append(f"{spellings[-1]}{attribute}.")
+        yield clean, spellings, module
         for name, child in module._modules.items():
             if child is not None:
-                yield from visit(child, f"{clean}{name}.", f"{spelled}{name}.")
+                yield from visit(child, f"{clean}{name}.", f"{spellings[-1]}{name}.")
 
     return visit(root, "", "")
 
@@ -72,18 +74,16 @@ def state_dict_with(root: nn.Module, replaced: dict[int, Tensor]) -> dict[str, A
     The model is asked itself, hooks, extra state and all, while its slots hold the other tensors; no weight is
     written.
     """
-    prefixes = {spelled: clean for clean, spelled, _ in walk(root)}
-    inner = next(module for _, _, module in walk(root))
+    modules = list(walk(root))
+    clean_of = {spelled: clean for clean, spellings, _ in modules for spelled in spellings}
+    _, (*_, lead), inner = modules[0]  # asked of the innermost root, its own wrappers do not appear in the keys
     with _slots_hold(root, replaced):
         found = inner.state_dict()
-    # asked of the innermost root, its own wrappers do not appear in the keys
-    outer = next(spelled for _, spelled, _ in walk(root))
     out = {}
     for key, value in found.items():
-        head, dot, leaf = (outer + key).rpartition(".")
-        out[prefixes.get(head + dot, (head + dot).removeprefix(outer)) + leaf] = (
-            value.detach().clone() if isinstance(value, Tensor) else value
-        )
+        head, dot, leaf = (lead + key).rpartition(".")
+        prefix = clean_of.get(head + dot, (head + dot).removeprefix(lead))  # a hook of the user's may have made the key
+        out[prefix + leaf] = value.detach().clone() if isinstance(value, Tensor) else value
     return out
 
 

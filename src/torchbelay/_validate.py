@@ -45,7 +45,7 @@ def check_method(method: object, lr: float, *, pulls: bool, average: str, every:
                 f"the spectator {average!r} would pull the weights ({method!r}); spectators only watch: use "
                 "Spring.ema, or make it the method"
             )
-        if every > 1 and not coupling.relaxes:
+        if every > 1 and (not coupling.relaxes or coupling.a < 0):
             raise ValueError(_cannot_thin(method, every, "it adds a force of its own at every step"))
     if every > 1 and any(inertias(method)):
         raise ValueError(_cannot_thin(method, every, "its velocities move at every step"))

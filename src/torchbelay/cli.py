@@ -13,9 +13,9 @@ import shutil
 import sys
 import textwrap
 import warnings
-from importlib import metadata
 from typing import Any, Literal, NoReturn
 
+from torchbelay import __version__
 from torchbelay.physics import _check
 from torchbelay.physics.spring import Spring
 
@@ -40,14 +40,15 @@ def main(argv: list[str] | None = None) -> int:
         status = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, `head` say, has seen enough; leave nothing for the interpreter to flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 141  # 128 + SIGPIPE, as shells report it
     return status
 
 
 def _run(argv: list[str] | None) -> int:
     parser = _Parser("torchbelay", description="Weight averaging as two masses on a damped spring.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:
         add(commands)
@@ -61,13 +62,6 @@ def _run(argv: list[str] | None) -> int:
         return int(args.run(args))
     except SystemExit as end:  # argparse's way of being done
         return int(end.code or 0)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("torchbelay")
-    except metadata.PackageNotFoundError:  # a source tree that was never installed
-        return "(not installed)"
 
 
 def number(text: str) -> float:

@@ -151,7 +151,7 @@ def copy_(to: Tensors, source: Tensors) -> None:
 
 def norm(x: Tensors) -> Tensor:
     """‖x‖ over all tensors, accumulated in float64, as a 0-dim tensor: nobody has waited for it yet."""
-    return _root_of_squares([t for (some,) in _pieces(x) for t in torch._foreach_norm(some)])
+    return _root_of_squares([n for (some,) in _pieces(x) for n in _norms(some)])
 
 
 def distance(x: Tensors, y: Tensors) -> Tensor:
@@ -163,8 +163,13 @@ def distance(x: Tensors, y: Tensors) -> Tensor:
     parts: list[Tensor] = []
     for some_x, some_y in _pieces(x, y):
         wide_x, wide_y = _widened(some_x, some_y)
-        parts.extend(torch._foreach_norm(torch._foreach_sub(wide_x, wide_y)))
+        parts.extend(_norms(torch._foreach_sub(wide_x, wide_y)))
     return _root_of_squares(parts)
+
+
+def _norms(x: Tensors) -> Tensors:
+    """‖·‖ of each tensor, in float64 whatever its dtype."""
+    return torch._foreach_norm([torch.view_as_real(t) if t.is_complex() else t for t in x], 2, dtype=torch.float64)
 
 
 def _root_of_squares(norms: list[Tensor]) -> Tensor:

@@ -36,6 +36,8 @@ def _kind(s: "Spring") -> str:
 
 
 def _memory(s: "Spring") -> str:
+    if s.omega == 0:
+        return "So the average stays what it was at the start."
     if not s.is_stable:
         return "It never forgets: its free motion does not come to rest."
     if s.half_life < 1:
@@ -73,6 +75,8 @@ def _learning_rate(s: "Spring") -> list[str]:
 
 
 def _advice(s: "Spring") -> str:
+    if s.omega == 0:
+        return "Give one of them a finite mass."
     if not s.is_stable:
         return "Leave c1 and c2 out, or raise the damping, before training with it."
     if s.m1 == math.inf:

@@ -83,7 +83,7 @@ class Modes:
     def first_crossing(self) -> float:
         """Smallest push = ηh > 0 at which a mode of u = −push·w1 leaves the unit circle.
 
-        There −p0/p1 = push is real. On the opened circle s = iτ (see `_open`) both are E(τ²) + iτ·O(τ²), so that
+        There −p0/p1 = push is real. On the opened circle σ = iτ (see `_open`) both are E(τ²) + iτ·O(τ²), so that
         E0·O1 = E1·O0, a polynomial in τ². λ = −1, at τ = ∞, is the remaining candidate; λ = 1 has push = 0.
         """
         bottom = _at(self.p1, -2)
@@ -128,15 +128,15 @@ def _product(x: Sequence[float], y: Sequence[float]) -> Polynomial:
 
 
 def _open(coefficients: Sequence[float], degree: int) -> Polynomial:
-    """(1 − s)ⁿ·f(2s/(1 − s)) as a polynomial in s, for f in ζ and n = degree.
+    """(1 − σ)ⁿ·f(2σ/(1 − σ)) as a polynomial in σ, for f in ζ and n = degree.
 
-    λ = (1 + s)/(1 − s) opens the unit circle into the imaginary axis: inside is on the left, slow modes have small s.
+    λ = (1 + σ)/(1 − σ) opens the unit circle into the imaginary axis: inside is left of it, slow modes have small σ.
 
-    >>> _open((1.0, 2.0), 1)  # ζ + 2 = 2/(1 − s): λ = −1 has gone to infinity
+    >>> _open((1.0, 2.0), 1)  # ζ + 2 = 2/(1 − σ): λ = −1 has gone to infinity
     (0.0, 2.0)
     """
     total: Polynomial = ()
-    rest: Polynomial = (1.0,)  # (1 − s)ⁱ
+    rest: Polynomial = (1.0,)  # (1 − σ)ⁱ
     for c in [0.0] * (degree + 1 - len(coefficients)) + list(coefficients):
         total = _sum((*(2 * x for x in total), 0.0), [c * x for x in rest])
         rest = _product(rest, (-1.0, 1.0))
