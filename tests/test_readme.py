@@ -1,0 +1,31 @@
+"""README's code runs as it is printed, top to bottom, and what it shows of the command is what the command says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from torchbelay.cli import main
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(blocks) == 3
+    exec(compile("\n".join(blocks), "README.md", "exec"), {})
+    assert (tmp_path / "average.pt").exists()
+    assert "'tension'" in capsys.readouterr().out
+
+
+def test_the_command_says_what_the_readme_shows(capsys) -> None:
+    (command, shown), *others = re.findall(r"```\n\$ torchbelay (.*?)\n(.*?)…\n```", README, re.S)
+    assert not others
+    assert main(command.split()) == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(" ".join(shown.split()))
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#:]+)\)", README))
+def test_what_the_readme_links_to_exists(target: str) -> None:
+    assert (Path(__file__).parent.parent / target).exists()
