@@ -56,7 +56,6 @@ class Entry:
 class Cohort:
     """Entries that move alike, as the lists that the operations want."""
 
-    names: list[str]
     w1: list[Tensor]
     w2: list[Tensor]
     v1: list[Tensor]
@@ -154,8 +153,7 @@ class Average:
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             key = (id(e.method), e.group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
-            cohort = cohorts.setdefault(key, Cohort([], [], [], [], [], e.method, e.group, e.born))
-            cohort.names.append(e.name)
+            cohort = cohorts.setdefault(key, Cohort([], [], [], [], e.method, e.group, e.born))
             cohort.w1.append(e.w1)
             cohort.w2.append(e.w2)
             cohort.v1.extend([] if e.v1 is None else [e.v1])

@@ -12,14 +12,14 @@ from torch.optim import Optimizer
 class StepHooks:
     """Calls `before()` and `after()` around each step of an optimizer, by its own hooks.
 
-    A subclass whose `step` calls `super().step()` fires the hooks of both once the parent class has been instantiated,
-    so they are counted by depth. A step that raised never fires the second hook; the next one finds its frame gone
-    from the stack and starts anew.
+    A subclass whose `step` calls `super().step()` fires the hooks of both once the parent class has been instantiated;
+    only the outermost step counts. Steps are told apart by their frames on the stack, not by counting, because a step
+    that raised never fires its second hook.
     """
 
     def __init__(self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._before, self._after = before, after
-        self._depth = 0
+        self._open = False
         self._step: FrameType | None = None  # the outermost step under way
         # Hooks stay out of compiled graphs: they may decide, count and allocate.
         self._handles = [
@@ -28,20 +28,17 @@ class StepHooks:
         ]
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._depth and self._under_way():
-            self._depth += 1
+        if self._open and self._is_under_way():
             return
-        self._depth = 0  # whatever was under way has been abandoned
         self._before()
-        self._depth, self._step = 1, _step_frame()
+        self._open, self._step = True, _step_frame()
 
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._step = None
+        if self._open and _step_frame() is self._step:
+            self._open, self._step = False, None
             self._after()
 
-    def _under_way(self) -> bool:
+    def _is_under_way(self) -> bool:
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame is not self._step:
             frame = frame.f_back
@@ -55,9 +52,9 @@ class StepHooks:
 
 
 def _step_frame() -> FrameType | None:
-    """The frame of torch's wrapper around `step`, from which hooks are called."""
+    """The innermost frame of torch's wrapper around `step`, from which hooks are called."""
     torch_file = Optimizer.profile_hook_step.__code__.co_filename
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != torch_file:
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("wrapper", torch_file):
         frame = frame.f_back
     return frame

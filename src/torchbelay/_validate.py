@@ -1,7 +1,7 @@
 """What Belay refuses or warns of, before anything is attached."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.optim import Optimizer
@@ -34,10 +34,7 @@ def check_method(method: object, lr: float, *, pulls: bool, average: str, every:
         raise ValueError(
             f"{method} is unstable: it would blow the weights up; if you want that, say allow_unstable=True"
         )
-    asked = method.fresh() if isinstance(method, Remembers) else method
-    constant = getattr(method, "varies", "lr") == "never"
-    for step in range(1, 2 if constant else FIRST_STEPS + 1):
-        coupling = asked.coupling(step, lr)
+    for step, coupling in enumerate(_first_couplings(method, lr), 1):
         if not isinstance(coupling, Coupling):
             raise TypeError(f"{method!r}.coupling({step}, {lr}) returned {coupling!r}, not a Coupling")
         if not pulls and (coupling.pulls or any(inertias(method)[:1])):
@@ -59,10 +56,18 @@ def _cannot_thin(method: object, every: int, why: str) -> str:
 
 def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None) -> None:
     """Warn where a pull on the weights meets what cannot take it."""
-    pulled = [(name, p, method) for name, p, method, _ in found if _pulls_at_once(method)]
-    narrow = [(name, p, method) for name, p, method in pulled if p.dtype in (torch.bfloat16, torch.float16)]
+    pulling: dict[int, bool] = {}  # a method has many parameters
+    pulled = []
+    for name, p, method, _ in found:
+        if id(method) not in pulling:
+            pulling[id(method)] = inertias(method)[0] is not None or any(
+                c.pulls for c in _first_couplings(method, 1e-3)
+            )
+        if pulling[id(method)]:
+            pulled.append((name, p))
+    narrow = [(name, p) for name, p in pulled if p.dtype in (torch.bfloat16, torch.float16)]
     if narrow:
-        name, p, _ = narrow[0]
+        name, p = narrow[0]
         warnings.warn(
             f"{len(narrow)} parameters that the average pulls are 16 bits wide ({name!r} is {p.dtype}): a pull smaller "
             f"than {torch.finfo(p.dtype).eps:.1g} of a weight rounds away. Keep the model in float32 under autocast, "
@@ -79,6 +84,8 @@ def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None) -> Non
         )
 
 
-def _pulls_at_once(method: Method) -> bool:
+def _first_couplings(method: Method, lr: float) -> Iterator[Coupling]:
+    """What a method does at the first steps; a constant one is asked once."""
     asked = method.fresh() if isinstance(method, Remembers) else method
-    return asked.coupling(1, 1e-3).pulls or inertias(method)[0] is not None
+    constant = getattr(method, "varies", "lr") == "never"
+    return (asked.coupling(step, lr) for step in range(1, 2 if constant else FIRST_STEPS + 1))

@@ -170,13 +170,22 @@ class Belay:
             if own.is_floating_point() or own.is_complex():
                 foreach.lerp_([own], [buffer], weight, work.keep)
             else:
-                own.copy_(buffer)
+                foreach.overwrite_(own, buffer, work.keep)
         if self._options.buffers == "copy":
-            for average in self._averages.values():
-                average.buffers = {}
+            self._forget_buffers(work.keep)
         self._clock.tick(work.keep)
         if not self._began and self.step >= self._options.start:
             self._begin()
+
+    def _forget_buffers(self, keep: Tensor | None) -> None:
+        """A step has passed: what `update_bn` had found for an average is out of date, unless the step was skipped."""
+        for average in self._averages.values():
+            if keep is None:
+                average.buffers = {}
+            elif average.buffers:
+                now = self._buffers()
+                for name, own in average.buffers.items():
+                    foreach.overwrite_(own, now.get(name, own), keep)
 
     def _is_constant(self) -> bool:
         """Whether every step is like every other, so that nobody need know its number."""

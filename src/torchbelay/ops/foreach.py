@@ -137,16 +137,22 @@ def exchange_(x: Tensors, y: Tensors) -> None:
     >>> x, y
     ([tensor([2.])], [tensor([1.])])
     """
-    for some_x, some_y in _pieces(x, y):
-        held = [t.clone() for t in some_x]
-        torch._foreach_copy_(some_x, some_y)
-        torch._foreach_copy_(some_y, held)
+    for some in _pieces(x, y):
+        bits_x, bits_y = ([_bits(t) for t in tensors] for tensors in some)  # 16-bit nans too come back as they went
+        held = [t.clone() for t in bits_x]
+        torch._foreach_copy_(bits_x, bits_y)
+        torch._foreach_copy_(bits_y, held)
 
 
 def copy_(to: Tensors, source: Tensors) -> None:
     """Overwrite `to` with `source`, rounding to its dtype."""
     if to:
         torch._foreach_copy_(to, source)
+
+
+def overwrite_(to: Tensor, source: Tensor, keep: Tensor | None) -> None:
+    """Copy one tensor of any dtype onto another, where the step took place."""
+    to.copy_(source if keep is None else torch.where(_taken(keep, to.device), source, to))
 
 
 def norm(x: Tensors) -> Tensor:
@@ -230,11 +236,15 @@ def _replace_(old: Tensors, new: Tensors, keep: Tensor) -> None:
     for bits in zip(map(_bits, old), map(_bits, new), strict=True):
         alike.setdefault((bits[0].device, bits[0].dtype), []).append(bits)
     for (device, dtype), pairs in alike.items():
-        # The host cannot use a number that is still on its way from the device: only there must it be waited for.
-        taken = (keep != 0).to(device, dtype, non_blocking=device.type != "cpu")
+        taken = _taken(keep, device).to(dtype)
         olds = [o for o, _ in pairs]
         torch._foreach_mul_(olds, 1 - taken)
         torch._foreach_add_(olds, torch._foreach_mul([n for _, n in pairs], taken))
+
+
+def _taken(keep: Tensor, device: torch.device) -> Tensor:
+    """Whether the step took place, on this device. The host alone has to wait for a number that is not yet there."""
+    return (keep != 0).to(device, non_blocking=device.type != "cpu")
 
 
 def _bits(t: Tensor) -> Tensor:

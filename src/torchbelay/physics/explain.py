@@ -52,16 +52,17 @@ def _learning_rate(s: "Spring") -> list[str]:
         return [
             "The learning rate is what the optimizer says, and so is the stable range of SGD: ηh < 2 at curvature h."
         ]
+    if not s.is_stable:
+        return ["No learning rate of SGD is stable with it."]
     scale = s.effective_lr_scale
     if s.m2 == math.inf:
         return ["A constant update moves the weights only so far from where the average stands."]
-    said = [f"In the long run the pair moves at {scale:.4g} of the optimizer's learning rate."]
-    if s.is_stable:
-        limit = s.max_stable_lr(1.0)
-        said.append(
-            f"SGD on curvature h is stable below ηh = {limit:.4g}, which is {limit * scale:.4g} in that effective "
-            "rate, against 2 for plain SGD or EMA."
-        )
+    limit = s.max_stable_lr(1.0)
+    said = [
+        f"In the long run the pair moves at {scale:.4g} of the optimizer's learning rate.",
+        f"SGD on curvature h is stable below ηh = {limit:.4g}, which is {limit * scale:.4g} in that effective rate, "
+        "against 2 for plain SGD or EMA.",
+    ]
     try:
         matched = s.matched_ema()
     except ValueError:
@@ -78,7 +79,7 @@ def _advice(s: "Spring") -> str:
     if s.omega == 0:
         return "Give one of them a finite mass."
     if not s.is_stable:
-        return "Leave c1 and c2 out, or raise the damping, before training with it."
+        return "Leave c1 and c2 out, or change the damping, before training with it."
     if s.m1 == math.inf:
         return "For a longer memory raise the decay or lower k; to let the average steady the model make m1 finite."
     if s.m2 == math.inf:

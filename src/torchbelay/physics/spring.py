@@ -87,10 +87,10 @@ class Spring:
 
     def __repr__(self) -> str:
         """The call that makes this spring: a checkpoint compares it."""
-        plain = (self.m1, self.m2, self.c2, self.dt, self.follow) == (math.inf, 1.0, None, 1.0, "after")
+        said = [f for f in fields(self) if f.name in ("k", "m1", "m2") or getattr(self, f.name) != f.default]
+        plain = [f.name for f in said] == ["k", "m1", "m2", "follow"] and (self.m1, self.m2) == (math.inf, 1.0)
         if plain and 2 * (1 - self.beta) == self.k:
             return f"Spring.ema(decay={self.beta!r})"
-        said = (f for f in fields(self) if f.name in ("k", "m1", "m2") or getattr(self, f.name) != f.default)
         return f"Spring({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in said)})"
 
     def _set(self, name: str, value: float | None) -> None:
