@@ -23,7 +23,10 @@ reproduce: setup ## what the paper's settings are and do
 		echo; echo "== torchbelay explain $$s"; $(BIN)/torchbelay explain $$s || exit 1; done
 
 test: setup ## every test, with coverage
-	$(BIN)/python -m pytest -n auto --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto --cov --cov-report=
+	$(BIN)/coverage report
+	$(BIN)/coverage report --fail-under=95 --format=total \
+		--include='src/torchbelay/physics/*,src/torchbelay/ops/*,src/torchbelay/belay.py'
 
 lint: setup ## style, types and the direction of imports
 	$(BIN)/ruff format --check .

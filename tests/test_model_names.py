@@ -49,7 +49,7 @@ def process_group(tmp_path):
 
 WRAPPERS = {
     "compile": compiled,
-    "data parallel": nn.DataParallel,
+    "data parallel": lambda m: nn.DataParallel(m, device_ids=[]),  # it stays on the CPU where there are GPUs
     "checkpoint": checkpointed,
     "ddp": ddp,
     "compiled ddp": lambda m: compiled(ddp(m)),

@@ -11,7 +11,10 @@ def number(name: str, value: float, *, low: float, high: float = math.inf, open_
     """
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name}={value!r} is not a number; give a float")
-    x = float(value)
+    try:
+        x = float(value)
+    except OverflowError:  # an int beyond the range of floats
+        x = math.inf
     above = x > low if open_low else x >= low
     if above and x < high:
         return x

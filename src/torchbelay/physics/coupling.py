@@ -145,12 +145,13 @@ class Coupling:
         if _same(self.p, 1 - self.a) and _same(self.q, self.b):
             return Split(0.0, self.a, self.q)
         if self.a == 0 and self.p == 1:
-            return (
-                None if self.q == 1 else Split(self.b if self.q == 0 else (self.b - self.q) / (1 - self.q), 0.0, self.q)
-            )
-        if self.p == 1 or not math.isclose((1 - self.b) * (1 - self.p), self.a * (1 - self.q), rel_tol=1e-14):
+            before = self.b if self.q == 0 else math.inf if self.q == 1 else (self.b - self.q) / (1 - self.q)
+        elif self.p != 1 and math.isclose((1 - self.b) * (1 - self.p), self.a * (1 - self.q), rel_tol=1e-14):
+            before = 1 - self.a / (1 - self.p)
+        else:
             return None
-        return Split(1 - self.a / (1 - self.p), 1 - self.p, self.q)
+        # Far beyond the distance itself the work before the step would cost digits that the work after takes back.
+        return Split(before, 1 - self.p, self.q) if abs(before) <= 1 else None
 
     @property
     def needs_copy(self) -> bool:

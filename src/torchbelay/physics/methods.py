@@ -80,8 +80,11 @@ class ema:
             _check.number("decay", self.decay, low=0, high=1)
         else:
             _check.number(given, getattr(self, given), low=0)
-        if self.half_life_samples is not None and self.batch_size is None:
-            raise ValueError("half_life_samples needs batch_size: samples that one optimizer step sees")
+        if (self.half_life_samples is None) != (self.batch_size is None):
+            raise ValueError(
+                f"half_life_samples={self.half_life_samples!r} and batch_size={self.batch_size!r} go together: "
+                "batch_size counts the samples that one optimizer step sees"
+            )
         if self.batch_size is not None:
             _check.whole("batch_size", self.batch_size, low=1)
         if self.warmup is not None:

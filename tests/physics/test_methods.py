@@ -1,0 +1,484 @@
+"""Methods: the four numbers of every averaging method, what each refuses, and what the three with a memory remember."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import FrozenInstanceError, astuple
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchbelay.physics import methods
+from torchbelay.physics.coupling import Coupling
+from torchbelay.physics.method import Method, Remembers
+from torchbelay.physics.spring import Spring
+
+INF, NAN = math.inf, math.nan
+STEPS, RATES = (1, 2, 3, 5, 6, 10, 1000, 10**6), (1e-4, 0.1, 3.0)
+Numbers = tuple[float, float, float, float]
+
+
+def four(c: Coupling) -> Numbers:
+    """(a, b, p, q)."""
+    return astuple(c)
+
+
+# The table of methods ----------------------------------------------------------------------------------------------
+# method, the four numbers as functions of step and learning rate
+
+TABLE: list[tuple[Any, Callable[[int, float], Numbers]]] = [
+    (methods.belay(k=1.0, m1=10.0, m2=20.0), lambda t, lr: (0.05, 0.025, 0.95, 0)),
+    (methods.belay(), lambda t, lr: (1 / 4000, 1 / 1000, 1 - 1 / 4000, 0)),
+    (methods.belay(k=1.0, m1=10.0, m2=20.0, follow="after"), lambda t, lr: (0.05, 0.025, 0.95, 0.025)),
+    (methods.ema(0.9), lambda t, lr: (0, 0.1, 1, 0.1)),
+    (methods.ema(0.9, follow="before"), lambda t, lr: (0, 0.1, 1, 0)),
+    (methods.ema(half_life=20.0), lambda t, lr: (0, 1 - 2 ** (-1 / 20), 1, 1 - 2 ** (-1 / 20))),
+    (Spring.ema(0.9), lambda t, lr: (0, 0.1, 1, 0.1)),
+    (Spring(k=0.2, m1=INF, m2=1.0), lambda t, lr: (0, 0.1, 1, 0)),
+    (methods.swa(), lambda t, lr: (0, 1 / t, 1, 1 / t)),
+    (methods.swa(every=3), lambda t, lr: (0, 0, 1, 0) if t % 3 else (0, 3 / t, 1, 3 / t)),
+    (methods.power_ema(gamma=0.0), lambda t, lr: (0, 1 / t, 1, 1 / t)),
+    (methods.power_ema(gamma=6.94), lambda t, lr: (0, 1 - (1 - 1 / t) ** 7.94, 1, 1 - (1 - 1 / t) ** 7.94)),
+    (methods.easgd(0.3), lambda t, lr: (0.3, 0.3, 1, 0)),
+    (methods.easgd(rho=0.3), lambda t, lr: (0.3 * lr, 0.3 * lr, 1, 0)),
+    (methods.lookahead(k=5, alpha=0.8), lambda t, lr: (0, 0, 1, 0) if t % 5 else (0.2, 0.8, 0.8, 0.8)),
+    (methods.lookahead(k=2, alpha=1.0), lambda t, lr: (0, 0, 1, 0) if t % 2 else (0, 1, 1, 1)),
+    (methods.switch_ema(0.7, every=3), lambda t, lr: (0, 0.3, 1, 0.3) if t % 3 else (0.7, 0.3, 0.3, 0.3)),
+    (methods.heavy_ball(0.9), lambda t, lr: (-0.9, 1, 1, 0)),
+    (methods.nesterov(0.9), lambda t, lr: (-0.9, 1, 1.9, 1)),
+    (methods.primal_averaging(0.9, 0.6), lambda t, lr: (-0.6 * 0.1 / 0.4, 0.1 / 0.4, 1 - 0.54, 0.1)),
+    (methods.schedule_free(0.9), lambda t, lr: (-9 / t, 10 / t, 0.1 + 0.9 / t, 1 / t)),
+    (methods.schedule_free(0.0), lambda t, lr: (0, 1 / t, 1, 1 / t)),  # β = 0 is the uniform average
+    (methods.centred(0.5, 0.3), lambda t, lr: (0.1, 0.2, 1.35, 0.3)),
+    (methods.centred(0.5, 0.3, follow="before"), lambda t, lr: (0.1, 0.2, 1.5, 0)),
+    (methods.centred(-0.5, 0.3), lambda t, lr: (-0.3, 0.6, 0.65, 0.3)),
+]
+NAMES = [repr(method) for method, _ in TABLE]
+
+
+@pytest.mark.parametrize(("method", "expected"), TABLE, ids=NAMES)
+def test_the_four_numbers_are_those_of_the_table(method: Any, expected: Callable[[int, float], Numbers]) -> None:
+    for lr, t in itertools.product(RATES, STEPS):  # a method with a memory sees each learning rate as constant
+        # 1 − (1 − 1/t)^γ loses five digits at the last step.
+        assert four(method.coupling(t, lr)) == pytest.approx(expected(t, lr), rel=1e-10, abs=1e-15)
+
+
+@pytest.mark.parametrize(("method", "expected"), TABLE, ids=NAMES)
+def test_varies_says_what_the_coupling_depends_on(method: Any, expected: Callable[[int, float], Numbers]) -> None:
+    by_step = {expected(t, 0.1) for t in STEPS}
+    by_rate = {expected(2, lr) for lr in RATES}
+    if method.varies == "never":
+        assert (len(by_step), len(by_rate)) == (1, 1)
+    elif method.varies == "step":
+        assert (len(by_step) > 1, len(by_rate)) == (True, 1)
+    else:
+        assert method.varies == "lr"
+        assert isinstance(method, Remembers) or len(by_rate) > 1
+
+
+@pytest.mark.parametrize(("method", "expected"), TABLE, ids=NAMES)
+def test_every_row_is_a_method_whose_repr_makes_it_again(method: Any, expected: object) -> None:
+    assert isinstance(method, Method)
+    assert eval(repr(method), vars(methods) | {"inf": INF}) == method
+
+
+def test_what_has_no_coupling_is_no_method() -> None:
+    assert not isinstance(0.999, Method)
+    assert not isinstance(Coupling(0.0, 0.1, 1.0, 0.1), Method)
+
+
+def test_every_public_method_is_in_the_table() -> None:
+    rows = {type(method).__name__ for method, _ in TABLE}
+    assert set(methods.__all__) - {"Method", "belay"} <= rows
+
+
+@pytest.mark.parametrize(
+    ("method", "rhythm"),
+    [
+        (methods.lookahead(), True),
+        (methods.switch_ema(0.9, every=5), True),
+        (methods.swa(every=2), True),
+        (methods.swa(), False),
+        (methods.ema(0.9), False),
+        (methods.heavy_ball(0.9), False),
+    ],
+    ids=str,
+)
+def test_rhythm_marks_methods_with_special_steps(method: Any, rhythm: bool) -> None:
+    assert getattr(method, "rhythm", False) == rhythm
+
+
+@pytest.mark.parametrize(("method", "expected"), TABLE, ids=NAMES)
+def test_frozen(method: Any, expected: object) -> None:
+    name = next(iter(method.__dataclass_fields__))
+    with pytest.raises(FrozenInstanceError):
+        setattr(method, name, 0.5)
+
+
+# What the formulas are for ---------------------------------------------------------------------------------------
+
+
+def follow_path(method: Any, path: Sequence[float]) -> float:
+    """The average after weights that nothing pulls went along this path, from 0."""
+    w1 = w2 = 0.0
+    for t, target in enumerate(path, 1):
+        c = method.coupling(t, 0.1)
+        assert (c.a, c.p) == (0, 1)
+        w1, w2 = target, w2 + c.b * (w1 - w2) + c.q * (target - w1)
+    return w2
+
+
+PATH = np.random.default_rng(1).standard_normal(60).cumsum()
+
+
+def test_swa_is_the_mean_of_what_it_took() -> None:
+    assert follow_path(methods.swa(), PATH) == pytest.approx(PATH.mean(), rel=1e-13)
+    assert follow_path(methods.swa(every=7), PATH) == pytest.approx(PATH[6::7].mean(), rel=1e-13)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 6.94, 16.97])
+def test_power_ema_weighs_step_s_as_a_power_of_s(gamma: float) -> None:
+    s = np.arange(61) ** (gamma + 1)
+    weights = np.diff(s) / s[-1]  # ∫ s^γ ds over each step
+    assert follow_path(methods.power_ema(gamma=gamma), PATH) == pytest.approx(weights @ PATH, rel=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.5, 6.94, 16.97, 1e4])
+def test_power_ema_finds_the_exponent_of_a_width(gamma: float) -> None:
+    sigma = math.sqrt((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3)))
+    assert methods.power_ema(sigma_rel=sigma).exponent == pytest.approx(gamma, rel=1e-9)  # σ is flat near γ = 0
+    assert methods.power_ema(gamma=gamma).exponent == gamma
+
+
+@pytest.mark.parametrize("sigma", [1e-6, 0.05, 0.10, 0.2, 12**-0.5])
+def test_power_ema_has_the_width_it_was_asked_for(sigma: float) -> None:
+    gamma = methods.power_ema(sigma_rel=sigma).exponent
+    assert math.sqrt((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3))) == pytest.approx(sigma, rel=1e-14)
+
+
+@pytest.mark.parametrize(("sigma", "gamma"), [(0.05, 16.97), (0.10, 6.94)])
+def test_power_ema_has_the_exponents_that_its_paper_prints(sigma: float, gamma: float) -> None:
+    assert round(methods.power_ema(sigma_rel=sigma).exponent, 2) == gamma
+
+
+@pytest.mark.parametrize("t", [1, 2, 9, 90, 10**5, 10**7])
+def test_ema_warm_ups_are_the_smaller_of_two_decays(t: int) -> None:
+    d = 0.9999
+    ratio = 1 - methods.ema(d, warmup="ratio").coupling(t, 0.1).b
+    assert ratio == pytest.approx(min(d, (1 + t) / (10 + t)), rel=1e-15)
+    inverse = 1 - methods.ema(d, warmup="inverse-power").coupling(t, 0.1).b
+    assert inverse == pytest.approx(min(d, 1 - (1 + t) ** (-2 / 3)), rel=1e-15)
+    steeper = 1 - methods.ema(d, warmup="inverse-power", power=1.0).coupling(t, 0.1).b
+    assert steeper == pytest.approx(min(d, t / (1 + t)), rel=1e-15)
+
+
+@pytest.mark.parametrize("warmup", ["ratio", "inverse-power"])
+@pytest.mark.parametrize("given", [{"decay": 0.99}, {"half_life": 100.0}])
+def test_ema_with_a_warm_up_ends_as_the_one_without(warmup: Any, given: dict[str, float]) -> None:
+    warm = methods.ema(**given, warmup=warmup)
+    assert warm.varies == "step"
+    assert warm.coupling(10**6, 0.1) == methods.ema(**given).coupling(1, 0.1)
+
+
+def test_ema_counts_its_half_life_in_steps_or_samples() -> None:
+    steps = methods.ema(half_life=500.0).coupling(1, 0.1)
+    assert (1 - steps.b) ** 500 == pytest.approx(0.5, rel=1e-12)
+    assert methods.ema(half_life_samples=16_000.0, batch_size=32).coupling(1, 0.1) == steps
+    assert methods.ema(half_life=1e12).coupling(1, 0.1).b == pytest.approx(math.log(2) / 1e12, rel=1e-11)
+
+
+def test_ema_and_spring_ema_are_the_same_average() -> None:
+    for d in (0.5, 0.9, 0.999, 0.9999):
+        assert methods.ema(d).coupling(1, 0.1) == Spring.ema(d).coupling()
+        assert methods.ema(half_life=100 * d).coupling(1, 0.1) == Spring.ema(half_life=100 * d).coupling()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        methods.lookahead(k=5, alpha=0.8),
+        methods.lookahead(k=1, alpha=0.3),
+        methods.switch_ema(0.9, every=7),
+        methods.switch_ema(0.5, every=1),
+    ],
+    ids=str,
+)
+def test_effective_lr_scale_is_the_mean_drift_over_whole_rounds(method: Any) -> None:
+    steps = 3 * (method.k if isinstance(method, methods.lookahead) else method.every)
+    w1 = w2 = 0.0
+    for t in range(1, steps + 1):
+        c = method.coupling(t, 0.1)
+        w1, w2 = w1 + c.a * (w2 - w1) + c.p, w2 + c.b * (w1 - w2) + c.q
+    assert w1 == pytest.approx(w2, rel=1e-14)  # a round ends with both in one place
+    assert method.effective_lr_scale == pytest.approx(w1 / steps, rel=1e-13)
+
+
+@pytest.mark.parametrize("theta", [-0.9, -0.5, 0.0, 0.25, 1.0, 2.0])
+@pytest.mark.parametrize("follow", ["before", "after"])
+def test_centred_members_differ_in_theta_alone(theta: float, follow: Any) -> None:
+    c = methods.centred(theta, 0.01, follow).coupling(1, 0.1)
+    assert (c.rate, c.theta, c.effective_lr_scale) == pytest.approx((0.01, theta, 1), rel=1e-13, abs=1e-15)
+    assert c.q == (0.01 if follow == "after" else 0)
+
+
+def test_centred_contains_belay_at_its_effective_rate() -> None:
+    belay = Spring(k=1.0, m1=10.0, m2=20.0)
+    c = methods.centred(belay.theta, 0.075, follow="before").coupling(1, 0.1)
+    assert four(c) == pytest.approx((belay.kappa1, belay.kappa2, belay.alpha / belay.effective_lr_scale, 0), rel=1e-14)
+
+
+@pytest.mark.parametrize("mu_y", [0.0, 0.3, 0.9])
+def test_primal_averaging_is_centred_at_minus_mu_y(mu_y: float) -> None:
+    primal = methods.primal_averaging(0.9, mu_y).coupling(1, 0.1)
+    assert four(primal) == pytest.approx(four(methods.centred(-mu_y, 0.1).coupling(1, 0.1)), rel=1e-13, abs=1e-15)
+
+
+# Momentum and schedule-free, as their own programs -------------------------------------------------------------------
+
+SCHEDULE = [0.3, 0.3, 0.1, 0.05, 0.2, 0.2, 0.0, 0.1, 0.4, 0.01]
+
+
+def slope(w: float) -> float:
+    """Gradient of a loss that is not quadratic."""
+    return w + math.sin(3 * w)
+
+
+def couple(method: Any, rates: Sequence[float]) -> list[tuple[float, float]]:
+    """(w1, w2) of plain SGD inside the coupling, from 1."""
+    w1 = w2 = 1.0
+    path = []
+    for t, lr in enumerate(rates, 1):
+        c, u = method.coupling(t, lr), -lr * slope(w1)
+        w1, w2 = w1 + c.a * (w2 - w1) + c.p * u, w2 + c.b * (w1 - w2) + c.q * u
+        path.append((w1, w2))
+    return path
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_its_own_program_under_a_schedule(nesterov: bool) -> None:
+    method = methods.nesterov(0.8) if nesterov else methods.heavy_ball(0.8)
+    rates = [lr for lr in SCHEDULE if lr]  # at lr = 0 the displacement loses the velocity, and the programs part
+    w, v, path = 1.0, 0.0, []
+    for lr in rates:
+        g = slope(w)
+        v = 0.8 * v + g
+        w = w - lr * (g + 0.8 * v if nesterov else v)
+        path.append(w)
+    assert [w1 for w1, _ in couple(method, rates)] == pytest.approx(path, rel=1e-12)
+
+
+@pytest.mark.parametrize(("r", "power"), [(0.0, 2.0), (1.0, 2.0), (0.5, 0.0)])
+def test_schedule_free_is_its_own_program_under_a_schedule(r: float, power: float) -> None:
+    x = z = y = 1.0
+    largest = total = 0.0
+    path = []
+    for t, lr in enumerate(SCHEDULE, 1):
+        z -= lr * slope(y)
+        largest = max(largest, lr)
+        weight = t**r * largest**power
+        total += weight
+        x += weight / total * (z - x)
+        y = 0.9 * x + 0.1 * z
+        path.append((y, x))
+    found = couple(methods.schedule_free(0.9, r=r, weight_lr_power=power), SCHEDULE)
+    assert np.allclose(found, path, rtol=1e-12, atol=0)
+
+
+def test_schedule_free_does_not_average_before_the_learning_rate_rises() -> None:
+    method = methods.schedule_free(0.9)
+    assert method.coupling(1, 0.0).b == 0
+    assert method.coupling(2, 0.1).q == 1  # the first weight that counts
+
+
+# Memory ----------------------------------------------------------------------------------------------------------
+
+REMEMBERING = [
+    methods.heavy_ball(0.8),
+    methods.nesterov(0.8),
+    methods.schedule_free(0.9),
+    methods.schedule_free(0.9, r=1),
+]
+
+
+def ask(method: Any, rates: Sequence[float], first: int = 1) -> list[Numbers]:
+    """The four numbers of successive steps."""
+    return [four(method.coupling(t, lr)) for t, lr in enumerate(rates, first)]
+
+
+@pytest.fixture(params=REMEMBERING, ids=str)
+def fresh(request: pytest.FixtureRequest) -> Any:
+    """A method that remembers, with nothing to remember."""
+    return request.param.fresh()
+
+
+def test_momentum_repels_by_the_ratio_of_learning_rates() -> None:
+    repulsion = [a for a, *_ in ask(methods.heavy_ball(0.5), [0.1, 0.2, 0.2, 0.05, 0.0, 0.4])]
+    assert repulsion == pytest.approx([-0.5, -1.0, -0.5, -0.125, 0.0, -0.5], rel=1e-15)
+
+
+def test_schedule_free_weighs_by_the_largest_rate_so_far() -> None:
+    weights = [q for *_, q in ask(methods.schedule_free(0.9), [1.0, 2.0, 1.0])]
+    assert weights == pytest.approx([1, 4 / 5, 4 / 9], rel=1e-15)
+
+
+def test_asked_in_order_it_remembers(fresh: Any) -> None:
+    assert ask(fresh, [0.1, 0.4, 0.2]) != ask(fresh.fresh(), [0.2, 0.2, 0.2])
+    assert fresh.memory[0] == 3
+
+
+def test_the_same_step_asked_twice_gives_the_same(fresh: Any) -> None:
+    once = ask(fresh.fresh(), SCHEDULE)
+    twice = []
+    for t, lr in enumerate(SCHEDULE, 1):
+        again = [four(fresh.coupling(t, lr)) for _ in range(3)]
+        assert again[0] == again[1] == again[2]
+        twice.append(again[0])
+    assert twice == once
+
+
+def test_out_of_order_it_takes_the_learning_rate_for_constant(fresh: Any) -> None:
+    ask(fresh, [0.1, 0.4, 0.2])
+    constant = ask(fresh.fresh(), [0.3] * 7)
+    assert four(fresh.coupling(7, 0.3)) == pytest.approx(constant[6], rel=1e-14)
+    assert four(fresh.coupling(1, 0.3)) == pytest.approx(constant[0], rel=1e-14)
+    assert ask(fresh, [0.3] * 6, first=2) == pytest.approx(np.array(constant[1:]), rel=1e-14)  # and goes on from there
+
+
+def test_fresh_forgets_and_leaves_the_other_alone(fresh: Any) -> None:
+    first = ask(fresh, SCHEDULE)
+    memory = fresh.memory
+    new = fresh.fresh()
+    assert (new.memory, new) == ((), fresh)  # equal: a memory is no part of what a method is
+    assert ask(new, SCHEDULE) == first
+    ask(new, [1.0])
+    assert fresh.memory == memory
+
+
+def test_remember_goes_on_where_a_checkpoint_stopped(fresh: Any) -> None:
+    whole = ask(fresh, SCHEDULE)
+    for cut in range(1, len(SCHEDULE)):
+        first = fresh.fresh()
+        ask(first, SCHEDULE[:cut])
+        resumed = fresh.fresh()
+        resumed.remember(list(first.memory))  # as a checkpoint would bring it
+        assert resumed.memory == first.memory
+        assert ask(resumed, SCHEDULE[cut:], first=cut + 1) == whole[cut:]
+
+
+# What is refused ---------------------------------------------------------------------------------------------------
+
+UNIT = r"needs {0} > 0 and {0} < 1$"
+FROM_0 = r"needs {0} ≥ 0 and {0} < 1$"
+
+
+@pytest.mark.parametrize(
+    ("make", "bad", "error", "message"),
+    [
+        (methods.ema, {}, ValueError, "exactly one of decay, half_life, half_life_samples; got none"),
+        (
+            methods.ema,
+            {"decay": 0.9, "half_life": 3.0},
+            ValueError,
+            r"exactly one of .*; got decay=0\.9, half_life=3\.0",
+        ),
+        (methods.ema, {"decay": 1.0}, ValueError, r"^decay=1\.0 .* " + UNIT.format("decay")),
+        (methods.ema, {"decay": 0.0}, ValueError, r"^decay=0\.0 .* " + UNIT.format("decay")),
+        (methods.ema, {"decay": NAN}, ValueError, r"^decay=nan .* " + UNIT.format("decay")),
+        (methods.ema, {"decay": "0.9"}, TypeError, r"^decay='0\.9' is not a number; give a float"),
+        (methods.ema, {"half_life": 0.0}, ValueError, r"^half_life=0\.0 .* needs half_life > 0, finite"),
+        (methods.ema, {"half_life": NAN}, ValueError, r"^half_life=nan .* needs half_life > 0, finite"),
+        (methods.ema, {"half_life": INF}, ValueError, r"^half_life=inf .* needs half_life > 0, finite"),
+        (methods.ema, {"half_life_samples": 5.0}, ValueError, "^half_life_samples=5.0 and batch_size=None go together"),
+        (methods.ema, {"decay": 0.9, "batch_size": 4}, ValueError, "^half_life_samples=None and batch_size=4 go"),
+        (methods.ema, {"half_life_samples": NAN, "batch_size": 2}, ValueError, r"^half_life_samples=nan .* finite"),
+        (
+            methods.ema,
+            {"half_life_samples": 5.0, "batch_size": 0},
+            ValueError,
+            r"^batch_size=0 .* needs batch_size ≥ 1",
+        ),
+        (methods.ema, {"half_life_samples": 5.0, "batch_size": 2.0}, TypeError, r"^batch_size=2\.0 .* give an int"),
+        (
+            methods.ema,
+            {"decay": 0.9, "warmup": "slow"},
+            ValueError,
+            "^warmup='slow' .* one of 'ratio', 'inverse-power'",
+        ),
+        (methods.ema, {"decay": 0.9, "power": 0.0}, ValueError, r"^power=0\.0 .* needs power > 0, finite"),
+        (methods.ema, {"decay": 0.9, "power": NAN}, ValueError, r"^power=nan .* needs power > 0, finite"),
+        (methods.ema, {"decay": 0.9, "follow": "both"}, ValueError, "^follow='both' .* one of 'before', 'after'"),
+        (methods.swa, {"every": 0}, ValueError, "^every=0 .* needs every ≥ 1"),
+        (methods.swa, {"every": 1.0}, TypeError, r"^every=1\.0 is not a whole number; give an int of at least 1"),
+        (methods.swa, {"every": True}, TypeError, "^every=True is not a whole number"),
+        (methods.power_ema, {}, ValueError, "exactly one of gamma, sigma_rel; got none"),
+        (
+            methods.power_ema,
+            {"gamma": 1.0, "sigma_rel": 0.1},
+            ValueError,
+            "exactly one of gamma, sigma_rel; got gamma=",
+        ),
+        (methods.power_ema, {"gamma": -0.1}, ValueError, r"^gamma=-0\.1 .* needs gamma ≥ 0, finite"),
+        (methods.power_ema, {"gamma": NAN}, ValueError, "^gamma=nan .* needs gamma ≥ 0, finite"),
+        (
+            methods.power_ema,
+            {"sigma_rel": 0.0},
+            ValueError,
+            r"^sigma_rel=0\.0 .* needs sigma_rel > 0 and sigma_rel < 0\.2886",
+        ),
+        (methods.power_ema, {"sigma_rel": 0.29}, ValueError, r"^sigma_rel=0\.29 .* sigma_rel < 0\.2886"),
+        (methods.power_ema, {"sigma_rel": NAN}, ValueError, r"^sigma_rel=nan .* sigma_rel < 0\.2886"),
+        (methods.easgd, {}, ValueError, "exactly one of alpha, rho; got none"),
+        (methods.easgd, {"alpha": 0.1, "rho": 0.1}, ValueError, r"exactly one of alpha, rho; got alpha=0\.1, rho=0\.1"),
+        (methods.easgd, {"alpha": 1.0}, ValueError, r"^alpha=1\.0 .* " + UNIT.format("alpha")),
+        (methods.easgd, {"alpha": NAN}, ValueError, "^alpha=nan .* " + UNIT.format("alpha")),
+        (methods.easgd, {"rho": 0.0}, ValueError, r"^rho=0\.0 .* needs rho > 0, finite"),
+        (methods.easgd, {"rho": NAN}, ValueError, "^rho=nan .* needs rho > 0, finite"),
+        (methods.lookahead, {"k": 0}, ValueError, "^k=0 .* needs k ≥ 1"),
+        (methods.lookahead, {"k": 5.0}, TypeError, r"^k=5\.0 .* give an int"),
+        (methods.lookahead, {"alpha": 0.0}, ValueError, r"^alpha=0\.0 .* needs alpha > 0"),
+        (methods.lookahead, {"alpha": 1.1}, ValueError, r"^alpha=1\.1 .* needs alpha > 0"),
+        (methods.lookahead, {"alpha": NAN}, ValueError, "^alpha=nan .* needs alpha > 0"),
+        (methods.switch_ema, {"decay": 1.0, "every": 5}, ValueError, r"^decay=1\.0 .* " + UNIT.format("decay")),
+        (methods.switch_ema, {"decay": NAN, "every": 5}, ValueError, "^decay=nan .* " + UNIT.format("decay")),
+        (methods.switch_ema, {"decay": 0.9, "every": 0}, ValueError, "^every=0 .* needs every ≥ 1"),
+        (methods.heavy_ball, {"momentum": 1.0}, ValueError, r"^momentum=1\.0 .* " + FROM_0.format("momentum")),
+        (methods.heavy_ball, {"momentum": -0.1}, ValueError, r"^momentum=-0\.1 .* " + FROM_0.format("momentum")),
+        (methods.nesterov, {"momentum": NAN}, ValueError, "^momentum=nan .* " + FROM_0.format("momentum")),
+        (methods.primal_averaging, {"mu_x": 1.0, "mu_y": 0.5}, ValueError, r"^mu_x=1\.0 .* " + FROM_0.format("mu_x")),
+        (methods.primal_averaging, {"mu_x": 0.5, "mu_y": NAN}, ValueError, "^mu_y=nan .* " + FROM_0.format("mu_y")),
+        (methods.schedule_free, {"beta": 1.0}, ValueError, r"^beta=1\.0 .* " + FROM_0.format("beta")),
+        (methods.schedule_free, {"beta": NAN}, ValueError, "^beta=nan .* " + FROM_0.format("beta")),
+        (methods.schedule_free, {"r": -1.0}, ValueError, r"^r=-1\.0 .* needs r ≥ 0, finite"),
+        (
+            methods.schedule_free,
+            {"weight_lr_power": NAN},
+            ValueError,
+            "^weight_lr_power=nan .* needs weight_lr_power ≥ 0",
+        ),
+        (methods.centred, {"theta": -1.0, "rate": 0.1}, ValueError, r"^theta=-1\.0 .* needs theta > -1, finite"),
+        (methods.centred, {"theta": NAN, "rate": 0.1}, ValueError, "^theta=nan .* needs theta > -1, finite"),
+        (methods.centred, {"theta": INF, "rate": 0.1}, ValueError, "^theta=inf .* needs theta > -1, finite"),
+        (methods.centred, {"theta": 0.0, "rate": 1.0}, ValueError, r"^rate=1\.0 .* " + UNIT.format("rate")),
+        (methods.centred, {"theta": 0.0, "rate": NAN}, ValueError, "^rate=nan .* " + UNIT.format("rate")),
+        (
+            methods.centred,
+            {"theta": 0.0, "rate": 0.1, "follow": ""},
+            ValueError,
+            "^follow='' .* one of 'before', 'after'",
+        ),
+        (methods.belay, {"k": NAN}, ValueError, "^k=nan .* needs k > 0"),
+        (methods.belay, {"m1": 0.1}, ValueError, "^κ1 .* m1=0\\.1.* use m1 > 0\\.5"),
+    ],
+    ids=lambda x: repr(x) if isinstance(x, dict) else getattr(x, "__name__", ""),
+)
+def test_refused(make: Callable[..., Any], bad: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make(**bad)
+
+
+def test_easgd_refuses_a_learning_rate_that_makes_it_jump() -> None:
+    method = methods.easgd(rho=10.0)
+    assert method.coupling(1, 0.0999).a == pytest.approx(0.999)
+    with pytest.raises(ValueError, match=r"^rho=10\.0 at lr=0\.1 makes α = lr·rho = 1, and α < 1 is needed"):
+        method.coupling(1, 0.1)
