@@ -1,12 +1,12 @@
 """Counting steps without asking the device whether they took place."""
 
+import torch
 from torch import Tensor
 
 
 class Clock:
     """Steps taken. One that may have been skipped is settled when somebody reads the count, not before.
 
-    >>> import torch
     >>> clock = Clock()
     >>> clock.tick(None)
     >>> clock.tick(torch.tensor(0.0))  # mixed-precision training skipped this one
@@ -23,7 +23,8 @@ class Clock:
         if keep is None:
             self._count += 1
         else:
-            self._unsettled = keep if self._unsettled is None else self._unsettled + keep
+            taken = keep.to(torch.int64)
+            self._unsettled = taken if self._unsettled is None else self._unsettled + taken
 
     @property
     def count(self) -> int:

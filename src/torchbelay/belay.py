@@ -33,8 +33,9 @@ class _Work:
 
     moves: list[tuple[Cohort, Motion, list[Tensor] | None]] = field(default_factory=list)
     buffers: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)
-    keep: Tensor | None = None
-    skipped: bool = False
+    keep: Tensor | None = None  # 0 on the device if mixed-precision training skips the step, else 1
+    skipped: bool = False  # the same, known on the host
+    retried: bool = False  # a step before this one raised
 
 
 class Belay:
@@ -85,6 +86,7 @@ class Belay:
         self._clock = Clock()
         self._began = False
         self._work: _Work | None = None
+        self._ahead: Tensor | None = None  # 1 where the averages have moved for a step that has not come to an end
         self._swap: Swap | None = None
         self._lr: float | None = None  # of a step taken by hand
         self._roster = Roster(model, optimizer)
@@ -123,9 +125,7 @@ class Belay:
         self._follow_the_optimizer()
         # set by GradScaler, for optimizers that skip a step by themselves
         found_inf = getattr(self._optimizer, "found_inf", None)
-        # A step that raised left its work behind: what was done before it stands.
-        retried = self._work is not None and not self._work.skipped
-        work = _Work()
+        work = _Work(retried=self._ahead is not None)
         if found_inf is not None:
             if self._is_constant():
                 work.keep = (found_inf.reshape(()) == 0).to(torch.float32)
@@ -137,9 +137,19 @@ class Belay:
             for average in self._averages.values():
                 self._plan(average, step, work)
         self._work = work
-        if not retried:
-            for cohort, motion, _ in work.moves:
-                self._around.before(cohort.w1, cohort.w2, motion, work.keep)
+        self._move_ahead(work)
+
+    def _move_ahead(self, work: _Work) -> None:
+        """Do what is done before the optimizer steps, except what a step that then raised has done already."""
+        keep, done = work.keep, self._ahead
+        if done is not None:
+            keep = 1 - done if keep is None else keep * (1 - done)
+        for cohort, motion, _ in work.moves:
+            self._around.before(cohort.w1, cohort.w2, motion, keep)
+        if work.keep is None:
+            self._ahead = torch.ones(())
+        else:
+            self._ahead = work.keep if done is None else torch.maximum(work.keep, done.to(work.keep))
 
     def _plan(self, average: Average, step: int | None, work: _Work) -> None:
         """Decide what the coming step does to an average's tensors, and keep the weights where that needs them."""
@@ -164,6 +174,10 @@ class Belay:
         assert work is not None
         if work.skipped:
             return
+        if work.retried and work.keep is not None and self._ahead is not None:
+            self._ahead = self._ahead * (1 - work.keep)  # still ahead if this one, too, came to nothing
+        else:
+            self._ahead = None
         for cohort, motion, kept in work.moves:
             self._around.after(cohort.w1, cohort.w2, kept, motion, work.keep)
         for own, buffer, weight in work.buffers:
@@ -313,7 +327,7 @@ class Belay:
     def reset(self) -> None:
         """Begin every average again at the weights as they are, after others were loaded into the model."""
         self._refuse_inside("reset")
-        step, self._work = self.step, None
+        step, self._work, self._ahead = self.step, None, None
         for average in self._averages.values():
             average.restart(step)
         if self._began:
@@ -376,7 +390,7 @@ class Belay:
         for name, average in expected.items():
             average.adopt(wanted[name], born=0, dtype=self._options.dtype, device="meta")
         _checkpoint.check(state, self._options, {name: e.entries for name, e in expected.items()}, self._buffers())
-        self._clock, self._work = Clock(state["step"]), None
+        self._clock, self._work, self._ahead = Clock(state["step"]), None, None
         for name, average in self._averages.items():
             saved = state["averages"][name]
             self._began = bool(saved["weights"])

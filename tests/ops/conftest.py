@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import problems
 from torchbelay.ops import reference
 from torchbelay.physics.spring import Spring
 
@@ -51,14 +52,8 @@ def draw(drawing: Callable[[int], Draw]) -> Draw:
 def same_bits() -> Callable[[Iterable[Tensor], Iterable[Tensor]], bool]:
     """Whether two lists agree in dtype, shape and every bit: nan equals nan, 0 and −0 differ."""
 
-    def raw(t: Tensor) -> Tensor:
-        return t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-
     def same(xs: Iterable[Tensor], ys: Iterable[Tensor]) -> bool:
-        return all(
-            x.dtype == y.dtype and x.shape == y.shape and torch.equal(raw(x), raw(y))
-            for x, y in zip(xs, ys, strict=True)
-        )
+        return all(problems.same(x, y) for x, y in zip(xs, ys, strict=True))
 
     return same
 
