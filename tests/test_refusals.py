@@ -64,6 +64,11 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "every=2 .* force of its own",
     ),
+    "every with a memory": (
+        lambda m, o: tb.Belay(m, o, tb.methods.schedule_free(0.0), every=2),
+        ValueError,
+        "every=2 .* learning rate of every step",
+    ),
     "every with a rhythm": (lambda m, o: tb.Belay(m, o, tb.methods.lookahead(), every=2), ValueError, "rhythm"),
     "a spectator that pulls": (
         lambda m, o: tb.Belay(m, o, EMA, spectators={"s": BELAY}),

@@ -46,6 +46,8 @@ def check_method(method: object, lr: float, *, pulls: bool, average: str, every:
             raise ValueError(_cannot_thin(method, every, "it adds a force of its own at every step"))
     if every > 1 and any(inertias(method)):
         raise ValueError(_cannot_thin(method, every, "its velocities move at every step"))
+    if every > 1 and isinstance(method, Remembers):
+        raise ValueError(_cannot_thin(method, every, "it must see the learning rate of every step"))
     if every > 1 and getattr(method, "rhythm", False):
         raise ValueError(_cannot_thin(method, every, "it has a rhythm of its own"))
 

@@ -144,7 +144,7 @@ class swa:
 
 @dataclass(frozen=True)
 class power_ema:
-    """Power-function average, weight of step s in the average ∝ s^γ: a = 0, b = 1 − (1 − 1/t)^(γ+1), p = 1, q = b.
+    """Power-function average, a step of weight ∫τ^γ dτ over its time: a = 0, b = 1 − (1 − 1/t)^(γ+1), p = 1, q = b.
 
     Karras et al., "Analyzing and improving the training dynamics of diffusion models", 2024, §3. Give the exponent γ,
     or the width σ_rel of the average relative to the length of the run: σ_rel² = (γ+1)/((γ+2)²(γ+3)).
@@ -312,7 +312,8 @@ class _Momentum(Remembers):
 class heavy_ball(_Momentum):
     """Momentum μ as a repulsive spring: a = −μ·lr_t/lr_{t−1}, b = 1, p = 1, q = 0. w2 is w1 of the step before.
 
-    Equals torch's SGD(momentum=μ) around plain SGD, under any learning rate schedule. Polyak, "Some methods of
+    Equals torch's SGD(momentum=μ) around plain SGD, under any schedule of positive learning rates (a step at 0 moves
+    nothing, and a velocity that is a difference of weights is lost with it). Polyak, "Some methods of
     speeding up the convergence of iteration methods", 1964.
 
     >>> heavy_ball(0.9).coupling(1, 0.1)
@@ -328,8 +329,8 @@ class heavy_ball(_Momentum):
 class nesterov(_Momentum):
     """Nesterov's momentum μ: a = −μ·lr_t/lr_{t−1}, b = 1, p = 1 + μ, q = 1. w2 is w1* of the step before.
 
-    Equals torch's SGD(momentum=μ, nesterov=True) around plain SGD, under any learning rate schedule. Sutskever et
-    al., "On the importance of initialization and momentum in deep learning", 2013.
+    Equals torch's SGD(momentum=μ, nesterov=True) around plain SGD, under any schedule of positive learning rates
+    (a step at 0 forgets the velocity). Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
 
     >>> nesterov(0.5).coupling(1, 0.1)
     Coupling(a=-0.5, b=1.0, p=1.5, q=1.0)
