@@ -330,7 +330,8 @@ class nesterov(_Momentum):
     """Nesterov's momentum μ: a = −μ·lr_t/lr_{t−1}, b = 1, p = 1 + μ, q = 1. w2 is w1* of the step before.
 
     Equals torch's SGD(momentum=μ, nesterov=True) around plain SGD, under any schedule of positive learning rates
-    (a step at 0 forgets the velocity). Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
+    (a step at 0 forgets the velocity). Sutskever et al., "On the importance of initialization and momentum in deep
+    learning", 2013.
 
     >>> nesterov(0.5).coupling(1, 0.1)
     Coupling(a=-0.5, b=1.0, p=1.5, q=1.0)
