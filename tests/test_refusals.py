@@ -208,8 +208,7 @@ def test_a_stranger_added_to_the_optimizer_is_refused_before_any_weight_moves() 
 
 def test_a_spectator_that_begins_to_pull_is_stopped_before_any_weight_moves() -> None:
     model, optimizer, belay = attached(EMA, spectators={"s": Pulls()})
-    belay._clock.tick(None)
-    belay._clock._count = 1000
+    belay._stepper.clock._count = 1000
     before = snapshot(model, belay)
     with pytest.raises(ValueError, match="spectator 's' may only watch"):
         train(model, optimizer, 1)

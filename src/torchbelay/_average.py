@@ -70,6 +70,11 @@ class Cohort:
         """On what the coupling depends; a method that does not say is asked every time."""
         return str(getattr(self.method, "varies", "lr"))
 
+    @property
+    def regime(self) -> str:
+        """What kind of motion this is; of a method that is no spring, its name."""
+        return self.method.regime if isinstance(self.method, Spring) else type(self.method).__name__
+
     def motion(self, step: int, lr: float, every: int) -> Motion | None:
         """What the optimizer's step number `step` does to these tensors; None where it is not their turn."""
         age = step - self.born
