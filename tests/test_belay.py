@@ -91,58 +91,6 @@ def test_the_export_loads_into_a_plain_model_and_shares_nothing_with_it() -> Non
     assert same(exported, kept)
 
 
-def test_frozen_weights_are_exported_as_they_are_and_not_averaged() -> None:
-    model = mlp()
-    model[0].requires_grad_(False)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    belay = tb.Belay(model, optimizer, EMA)
-    train(model, optimizer, 3)
-    assert set(belay.state_dict()["averages"]["average"]["weights"]) == {"2.weight", "2.bias"}
-    with torch.no_grad():
-        model[0].weight.add_(1)
-    assert torch.equal(belay.average_state_dict()["0.weight"], model[0].weight)
-
-
-def test_a_tied_weight_is_averaged_once_and_exported_under_both_names() -> None:
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"encode": nn.Linear(3, 3, bias=False), "decode": nn.Linear(3, 3, bias=False)})
-    model["decode"].weight = model["encode"].weight
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, EMA)
-    start = model["encode"].weight.detach().clone()
-    model["decode"](model["encode"](batch(0))).square().mean().backward()
-    optimizer.step()
-    exported = belay.average_state_dict()
-    assert list(belay.state_dict()["averages"]["average"]["weights"]) == ["encode.weight"]
-    assert torch.equal(exported["encode.weight"], exported["decode.weight"])
-    assert torch.allclose(exported["encode.weight"], 0.9 * start + 0.1 * model["encode"].weight, atol=1e-7)
-    with belay.averaged():
-        assert model["decode"].weight is model["encode"].weight
-
-
-def test_a_method_for_each_parameter() -> None:
-    model, optimizer, belay = attached(lambda name, p: None if name.startswith("2") else EMA)
-    train(model, optimizer, 3)
-    exported = belay.average_state_dict()
-    assert set(belay.state_dict()["averages"]["average"]["weights"]) == {"0.weight", "0.bias"}
-    assert torch.equal(exported["2.weight"], model[2].weight)
-    assert not torch.equal(exported["0.weight"], model[0].weight)
-
-
-def test_methods_differ_from_parameter_to_parameter() -> None:
-    together, optimizer, belay = attached(lambda name, p: BELAY if "weight" in name else EMA)
-    train(together, optimizer, 1)
-    alone, optimizer_alone, belay_alone = attached(EMA)
-    train(alone, optimizer_alone, 1)
-    assert torch.equal(belay.average_state_dict()["0.bias"], belay_alone.average_state_dict()["0.bias"])
-    assert torch.equal(belay.average_state_dict()["0.weight"], mlp()[0].weight)  # Algorithm 1 follows a step behind
-
-
-def test_equal_methods_made_anew_for_each_parameter_move_together() -> None:
-    _, _, belay = attached(lambda name, p: tb.Spring(k=1.0, m1=10.0, m2=20.0))
-    assert len(belay._averages["average"].cohorts) == 1
-
-
 def test_spectators_watch_the_weights_as_they_are_after_the_pull() -> None:
     model, optimizer, belay = attached(BELAY, spectators={"short": tb.Spring.ema(decay=0.5)})
     by_hand = values(model)
@@ -159,43 +107,6 @@ def test_spectators_do_not_disturb_the_pair() -> None:
     train(alone, optimizer_alone, 6)
     assert same(values(model), values(alone))
     assert same(belay.average_state_dict(), belay_alone.average_state_dict())
-
-
-def test_a_parameter_added_later_is_adopted_at_its_own_value_with_a_warning() -> None:
-    model, optimizer, belay = attached(tb.methods.swa())
-    train(model, optimizer, 4)
-    model.append(nn.Linear(1, 1))
-    late = model[3].weight.detach().clone()
-    optimizer.add_param_group({"params": model[3].parameters(), "lr": 0.5})
-    with pytest.warns(tb.BelayWarning, match=r"2 parameter\(s\) were added .* '3.weight'"):
-        train(model, optimizer, 1)
-    ages = belay.state_dict()["averages"]["average"]["ages"]
-    assert ages["3.weight"] == 1
-    assert ages["0.weight"] == 5
-    assert torch.equal(belay.average_state_dict()["3.weight"], model[3].weight)  # swa's first step is a copy
-    assert not torch.equal(model[3].weight, late)
-    train(model, optimizer, 1, first=9)  # and warns only once
-
-
-def test_a_parameter_that_replaces_another_under_its_name_is_adopted_too() -> None:
-    model, optimizer, belay = attached(EMA)
-    train(model, optimizer, 2)
-    model[2].bias = nn.Parameter(torch.full((1,), 7.0))
-    optimizer.param_groups[0]["params"][3] = model[2].bias
-    with pytest.warns(tb.BelayWarning, match="2.bias"):
-        train(model, optimizer, 1)
-    assert belay.average_state_dict()["2.bias"].item() == pytest.approx(7.0, abs=0.1)
-
-
-def test_a_parameter_that_left_the_optimizer_keeps_its_average_and_moves_no_more() -> None:
-    model, optimizer, belay = attached(EMA)
-    train(model, optimizer, 2)
-    del optimizer.param_groups[0]["params"][2:]
-    before = belay.average_state_dict()
-    train(model, optimizer, 2)
-    after = belay.average_state_dict()
-    assert torch.equal(before["2.weight"], after["2.weight"])
-    assert not torch.equal(before["0.weight"], after["0.weight"])
 
 
 def test_before_start_the_average_is_the_model_itself() -> None:
@@ -373,50 +284,6 @@ def test_repr_says_what_runs(impl: str, chosen: str) -> None:
     assert f"impl={chosen!r}" in text
 
 
-@pytest.mark.parametrize(
-    ("weights", "asked", "average"),
-    [
-        (torch.float32, None, torch.float32),
-        (torch.bfloat16, None, torch.float32),
-        (torch.float16, None, torch.float32),
-        (torch.float64, None, torch.float64),
-        (torch.complex64, None, torch.complex64),
-        (torch.float32, torch.float64, torch.float64),
-        (torch.float32, torch.bfloat16, torch.bfloat16),
-        (torch.complex64, torch.float64, torch.complex128),
-    ],
-)
-def test_the_dtype_of_the_average(weights: torch.dtype, asked: torch.dtype | None, average: torch.dtype) -> None:
-    model = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=weights))])
-    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA, dtype=asked)
-    assert belay.state_dict()["averages"]["average"]["weights"]["0"].dtype == average
-    assert str(average).removeprefix("torch.") in repr(belay)
-
-
-def test_integer_parameters_are_left_alone_and_exported() -> None:
-    model = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.arange(3), requires_grad=False)])
-    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
-    assert list(belay.state_dict()["averages"]["average"]["weights"]) == ["0"]
-    assert torch.equal(belay.average_state_dict()["1"], torch.arange(3))
-
-
-def test_a_model_that_moves_to_another_dtype_keeps_its_average() -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, EMA)
-    train(model, optimizer, 2)
-    model.to(torch.bfloat16)
-    train(model, optimizer, 1, first=2)
-    assert belay.state_dict()["averages"]["average"]["weights"]["0.weight"].dtype == torch.float32
-
-
-def test_feedback_into_16_bit_weights_warns_and_an_ema_does_not() -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        with pytest.warns(tb.BelayWarning, match="float32 master weights"):
-            attached(BELAY, model=mlp(dtype))
-        attached(EMA, model=mlp(dtype))
-
-
 @pytest.mark.parametrize("follow", ["before", "after"])
 def test_m1_infinite_is_an_ordinary_average(follow: str) -> None:
     """Claim: EMA is BELAY at m1 = ∞, in either convention, and the weights do not notice."""
@@ -432,3 +299,45 @@ def test_m1_infinite_is_an_ordinary_average(follow: str) -> None:
     train(model, optimizer, 10)
     assert same(values(model), values(plain))
     assert same(belay.average_state_dict(), average)
+
+
+def test_a_method_of_ones_own_needs_no_learning_rate_by_hand() -> None:
+    class Mine:
+        def coupling(self, step: int, lr: float) -> tb.Coupling:
+            return tb.Coupling(0.0, 0.1, 1.0, 0.1)
+
+    belay = tb.Belay(mlp(), None, Mine())
+    belay.before_step()
+    belay.after_step()
+    assert belay.step == 1
+
+
+def test_stats_have_no_effective_rate_where_no_rate_is_known() -> None:
+    belay = tb.Belay(mlp(), None, tb.methods.heavy_ball(0.9))
+    assert "effective_lr" not in belay.stats()
+    belay.before_step(lr=0.5)
+    belay.after_step()
+    assert belay.stats()["effective_lr"] == pytest.approx(0.5 / (1 - 0.9))
+
+
+def test_stats_at_learning_rate_zero_say_zero() -> None:
+    _, optimizer, belay = attached(BELAY)
+    optimizer.param_groups[0]["lr"] = 0.0
+    assert belay.stats()["effective_lr"] == 0.0
+
+
+def test_buffers_are_averaged_in_the_rhythm_of_the_first_parameters() -> None:
+    """With every=2 and parameters that were born at odd and even steps, buffers still move at every other step."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA, every=2, buffers="average")
+    train(model, optimizer, 1)
+    optimizer.add_param_group({"params": model[2].parameters()})
+    with pytest.warns(tb.BelayWarning):
+        train(model, optimizer, 1, first=1)
+    moved = []
+    for step in range(2, 6):
+        before = belay.average_state_dict()["1.running_mean"]
+        train(model, optimizer, 1, first=step)
+        moved.append(not torch.equal(before, belay.average_state_dict()["1.running_mean"]))
+    assert moved == [False, True, False, True]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import torchbelay as tb
@@ -115,3 +116,41 @@ def test_buffers_of_spectators_are_their_own() -> None:
     )
     train(model, optimizer, 4)
     assert not same(buffers(belay.average_state_dict()), buffers(belay.average_state_dict("short")))
+
+
+class Shared(nn.Module):
+    """Two names for one module, and one buffer in two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = nn.Linear(3, 3), nn.Linear(3, 1)
+        self.a = self.again = nn.BatchNorm1d(3)
+        self.b = nn.BatchNorm1d(3)
+        self.b.running_var = self.a.running_var
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.b(self.again(self.a(self.inner(x)))))
+
+
+@pytest.mark.parametrize("mode", ["copy", "average"])
+def test_buffers_that_modules_share_come_back_as_they_were(mode: str) -> None:
+    model, optimizer, belay = attached(EMA, model=Shared(), buffers=mode)
+    train(model, optimizer, 4)
+    own = buffers(values(model))
+    with belay.averaged():
+        update_bn(LOADER, model)
+        fitted = buffers(values(model))
+    assert same(buffers(values(model)), own)
+    with belay.averaged():
+        assert same(buffers(values(model)), fitted)
+    assert same(buffers(values(model)), own)
+    assert model.b.running_var is model.a.running_var
+
+
+def test_a_state_from_before_the_start_leaves_no_buffers_behind() -> None:
+    model, optimizer, belay = attached(EMA, model=with_batchnorm(), buffers="average", start=2)
+    early = belay.state_dict()
+    train(model, optimizer, 4)
+    belay.load_state_dict(early)
+    assert same(belay.average_state_dict(), values(model))

@@ -194,11 +194,12 @@ def test_a_state_of_another_belay_is_refused_and_changes_nothing(make: Any, mess
     assert same(snapshot(other_model, other), before)
 
 
-def test_a_damaged_memory_is_refused() -> None:
+@pytest.mark.parametrize("memory", ["nonsense", [3], [1, 2, "x"], None], ids=str)
+def test_a_damaged_memory_is_refused(memory: Any) -> None:
     model, optimizer, belay = attached(tb.methods.heavy_ball(0.9))
     train(model, optimizer, 2)
     state = copy.deepcopy(belay.state_dict())
-    state["averages"]["average"]["memories"]["0.weight"] = "nonsense"
+    state["averages"]["average"]["memories"]["0.weight"] = memory
     with pytest.raises(ValueError, match=r"memory of '0.weight' .* damaged"):
         belay.load_state_dict(state)
 
@@ -221,3 +222,47 @@ def test_loading_goes_on_from_a_copy() -> None:
     belay.load_state_dict(state)
     train(model, optimizer, 2)
     assert same(state, kept)
+
+
+def test_a_state_fits_a_belay_whose_optimizer_has_just_grown() -> None:
+    model = mlp()
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+    other = mlp(seed=1)
+    grown = torch.optim.SGD(other[0].parameters(), lr=0.1)
+    late = tb.Belay(other, grown, EMA)
+    grown.add_param_group({"params": other[2].parameters()})
+    late.load_state_dict(belay.state_dict())
+    assert same(late.average_state_dict(), belay.average_state_dict())
+
+
+def test_a_belay_whose_model_was_converted_loads_its_own_state() -> None:
+    model, _, belay = attached(EMA)
+    model.double()
+    state = copy.deepcopy(belay.state_dict())
+    belay.load_state_dict(state)
+    assert same(belay.state_dict(), state)
+
+
+def test_a_step_that_raised_is_known_to_the_checkpoint() -> None:
+    """A lagged average has moved by then; whoever resumes must not move it again for the same step."""
+    lagged = tb.Spring(k=0.2, m1=float("inf"), m2=1.0)
+
+    def fail(*_: object) -> None:
+        raise KeyError("no luck")
+
+    model, optimizer, belay = attached(lagged)
+    train(model, optimizer, 2)
+    handle = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(KeyError):
+        optimizer.step()
+    handle.remove()
+    saved = copy.deepcopy([model.state_dict(), optimizer.state_dict(), belay.state_dict()])
+    train(model, optimizer, 2, first=2)
+    other, other_optimizer, other_belay = attached(lagged)
+    for target, state in zip((other, other_optimizer, other_belay), saved, strict=True):
+        target.load_state_dict(state)
+    train(other, other_optimizer, 2, first=2)
+    assert same(snapshot(other, other_belay), snapshot(model, belay))
+    never_failed, plain_optimizer, plain_belay = attached(lagged)
+    train(never_failed, plain_optimizer, 4)
+    assert same(belay.average_state_dict(), plain_belay.average_state_dict())

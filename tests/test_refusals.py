@@ -1,5 +1,7 @@
 """Bad input gets a clear error, and a refused call changes nothing."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -25,6 +27,13 @@ class Pulls:
 class NoCoupling:
     def coupling(self, step: int, lr: float) -> float:
         return 0.9
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As some frameworks wrap an optimizer: a subclass by name only."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
 
 
 def meta() -> nn.Module:
@@ -56,6 +65,7 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "start = -1": (lambda m, o: tb.Belay(m, o, EMA, start=-1), ValueError, "start=-1"),
     "an integer dtype": (lambda m, o: tb.Belay(m, o, EMA, dtype=torch.int32), ValueError, "dtype=torch.int32"),
     "a text for a dtype": (lambda m, o: tb.Belay(m, o, EMA, dtype="float32"), ValueError, "dtype='float32'"),
+    "a dtype of 8 bits": (lambda m, o: tb.Belay(m, o, EMA, dtype=torch.float8_e4m3fn), ValueError, "float8_e4m3fn can"),
     "unknown buffers": (lambda m, o: tb.Belay(m, o, EMA, buffers="keep"), ValueError, "buffers='keep' .* 'copy'"),
     "unknown impl": (lambda m, o: tb.Belay(m, o, EMA, impl="cuda"), ValueError, "impl='cuda' .* 'foreach'"),
     "every with velocities": (lambda m, o: tb.Belay(m, o, SWINGING, every=2), ValueError, "every=2 .* velocities"),
@@ -80,6 +90,13 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "spectator 's' would pull",
     ),
+    "a spectator that pulls much later": (
+        lambda m, o: tb.Belay(m, o, EMA, spectators={"s": tb.methods.switch_ema(0.9, every=10_000)}),
+        ValueError,
+        "spectator 's' would pull",
+    ),
+    "spectators without names": (lambda m, o: tb.Belay(m, o, EMA, spectators=[EMA]), TypeError, "give each a name"),
+    "a wrapper without hooks": (lambda m, o: tb.Belay(m, Wrapper(o), EMA), TypeError, "pass the optimizer inside it"),
     "a spectator called average": (
         lambda m, o: tb.Belay(m, o, EMA, spectators={"average": EMA}),
         ValueError,
@@ -140,6 +157,33 @@ def test_what_would_lose_the_weights_inside_averaged_is_refused(name: str, call:
     with belay.averaged("short"), pytest.raises(RuntimeError, match=rf"{name}\(\) inside averaged\('short'\)"):
         call(belay)
     assert same(snapshot(model, belay), before)
+
+
+def test_after_step_inside_averaged_is_refused() -> None:
+    belay = tb.Belay(mlp(), None, BELAY)
+    belay.before_step()
+    with belay.averaged(), pytest.raises(RuntimeError, match=r"after_step\(\) inside averaged"):
+        belay.after_step()
+
+
+@pytest.mark.parametrize("lr", [-1.0, float("nan"), float("inf"), "0.1"], ids=str)
+def test_a_learning_rate_by_hand_that_is_none_is_refused(lr: Any) -> None:
+    belay = tb.Belay(mlp(), None, EMA)
+    with pytest.raises((ValueError, TypeError), match=f"lr={lr!r}"):
+        belay.before_step(lr=lr)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
+def test_a_copy_of_a_belay_is_refused_with_the_cure(duplicate: Any) -> None:
+    _, _, belay = attached(EMA)
+    with pytest.raises(TypeError, match=r"save its state_dict\(\)"):
+        duplicate(belay)
+
+
+def test_a_strong_easgd_at_a_small_learning_rate_is_accepted() -> None:
+    model = mlp()
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=1e-4), tb.methods.easgd(rho=2000.0))
+    assert belay.step == 0
 
 
 def test_another_average_inside_averaged_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from ._warnings import BelayWarning, UnstableSpringWarning
 from .belay import Belay
-from .options import Options
 from .physics import methods
 from .physics.coupling import Coupling
 from .physics.method import Method
@@ -10,4 +9,4 @@ from .physics.spring import Spring
 
 __version__ = "0.1.0"
 
-__all__ = ["Belay", "BelayWarning", "Coupling", "Method", "Options", "Spring", "UnstableSpringWarning", "methods"]
+__all__ = ["Belay", "BelayWarning", "Coupling", "Method", "Spring", "UnstableSpringWarning", "methods"]

@@ -14,6 +14,8 @@ from .physics.coupling import Coupling
 from .physics.method import Method, Remembers
 from .physics.spring import Inertia, Spring
 
+MAIN = "average"  # the one average that may pull; spectators have names of their own
+
 Rule = Callable[[str, Tensor], Method | None]
 Found = tuple[str, Tensor, Method, int]  # name, parameter, method, group of the optimizer
 
@@ -48,7 +50,7 @@ class Entry:
     v1: Tensor | None
     v2: Tensor | None
     method: Method  # shared by what was adopted together, never with another run: it may remember learning rates
-    group: int | None  # of the optimizer; None once the optimizer has let go of the parameter
+    group: int  # of the optimizer
     born: int  # optimizer steps taken before this parameter's first
 
 
@@ -68,7 +70,7 @@ class Cohort:
     @property
     def varies(self) -> str:
         """On what the coupling depends; a method that does not say is asked every time."""
-        return str(getattr(self.method, "varies", "lr"))
+        return str(getattr(self.method, "varies", "unsaid"))
 
     @property
     def regime(self) -> str:
@@ -149,8 +151,6 @@ class Average:
         own: dict[tuple[int, int], Method] = {}
         owners: dict[int, int] = {}
         for e in self.entries.values():
-            if e.group is None:
-                continue
             for slot in ("w2", "v1", "v2"):
                 tensor = getattr(e, slot)
                 if tensor is not None and tensor.device != e.w1.device:
@@ -164,6 +164,25 @@ class Average:
             cohort.v1.extend([] if e.v1 is None else [e.v1])
             cohort.v2.extend([] if e.v2 is None else [e.v2])
         self.cohorts = list(cohorts.values())
+
+    def regrouped(self, groups: dict[int, int]) -> list[str]:
+        """Note the group that each parameter (by id) is in now; let go of those in none, and return their names."""
+        gone = [e.name for e in self.entries.values() if id(e.w1) not in groups]
+        for name in gone:
+            del self.entries[name]
+        for e in self.entries.values():
+            e.group = groups[id(e.w1)]
+        return gone
+
+    def rename(self, names: dict[int, str]) -> None:
+        """Call every entry by the name of its parameter (by id) in `names`."""
+        for e in self.entries.values():
+            e.name = names[id(e.w1)]
+        self.entries = {e.name: e for e in self.entries.values()}
+
+    def clear(self) -> None:
+        """Forget everything but the rule."""
+        self.entries, self.cohorts, self.buffers = {}, [], {}
 
     def pairs(self, *, same_dtype: bool) -> tuple[list[Tensor], list[Tensor]]:
         """All (w1, w2) that do, or do not, have the same dtype."""

@@ -39,6 +39,7 @@ def check(
         _check_options(state["options"], options)
         _same_names("averages", state["averages"], expected)
         _whole("step", state["step"])
+        _whole("ahead", state["ahead"])
         begun = {name for name in expected if state["averages"][name]["weights"]}
         if begun and begun != set(expected):
             raise ValueError(
@@ -99,8 +100,11 @@ def _check_average(name: str, saved: Mapping[str, Any], entries: Mapping[str, En
         _whole(f"the age of {e.name!r}", saved["ages"][e.name])
         if isinstance(e.method, Remembers):
             memory = saved["memories"][e.name]
-            if not isinstance(memory, list) or not all(isinstance(x, int | float) for x in memory):
-                raise ValueError(f"the memory of {e.name!r} in {where} is damaged: {memory!r} is not a list of numbers")
+            numbers = isinstance(memory, list) and all(isinstance(x, int | float) for x in memory)
+            if not numbers or len(memory) not in (0, e.method.remembers):
+                raise ValueError(
+                    f"the memory of {e.name!r} in {where} is damaged: {memory!r}, not {e.method.remembers} numbers"
+                )
     for kind, slot, names in swinging:
         _same_names(f"{kind} of {where}", saved[kind], names)
         for each in names:

@@ -5,6 +5,7 @@ root and inside; names are never cut, so that an attribute of the user's own cal
 """
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -79,11 +80,17 @@ def state_dict_with(root: nn.Module, replaced: dict[int, Tensor]) -> dict[str, A
     _, (*_, lead), inner = modules[0]  # asked of the innermost root, its own wrappers do not appear in the keys
     with _slots_hold(root, replaced):
         found = inner.state_dict()
-    out = {}
-    for key, value in found.items():
+
+    def clean(key: str) -> str:
         head, dot, leaf = (lead + key).rpartition(".")
-        prefix = clean_of.get(head + dot, (head + dot).removeprefix(lead))  # a hook of the user's may have made the key
-        out[prefix + leaf] = value.detach().clone() if isinstance(value, Tensor) else value
+        return clean_of.get(head + dot, (head + dot).removeprefix(lead)) + leaf  # a hook may have made a key of its own
+
+    out: OrderedDict[str, Any] = OrderedDict()
+    for key, value in found.items():
+        out[clean(key)] = value.detach().clone() if isinstance(value, Tensor) else value
+    # the versions by which modules migrate old layouts, under the name of each module
+    versions = getattr(found, "_metadata", {})
+    out._metadata = {clean(key + ".").removesuffix("."): value for key, value in versions.items()}  # type: ignore[attr-defined]
     return out
 
 

@@ -1,7 +1,8 @@
 """Which parameters are averaged: those that the optimizer holds, by the names that the model gives them."""
 
 import operator
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
+from copy import copy
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,25 +19,27 @@ class Roster:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._model, self._optimizer = model, optimizer
-        self._held = self._look()
+        self._held: list[list[Tensor]] = []
+        self._held = [list(group) for group in self._look()]
 
     def _look(self) -> list[list[Tensor]]:
-        if self._optimizer is None:
-            return [[p for p in _model.named_parameters(self._model).values() if p.requires_grad]]
-        return [list(group["params"]) for group in self._optimizer.param_groups]
+        if self._optimizer is None:  # what was ever trained stays, as it would in an optimizer
+            known = {id(p) for group in self._held for p in group}
+            return [[p for p in self._model.parameters() if p.requires_grad or id(p) in known]]
+        return [group["params"] for group in self._optimizer.param_groups]
 
     def is_current(self) -> bool:
         """Whether the optimizer holds what it held."""
-        if self._optimizer is None:
-            return True
-        now = [group["params"] for group in self._optimizer.param_groups]
+        now = self._look()
         return [len(group) for group in now] == [len(group) for group in self._held] and all(
             all(map(operator.is_, new, old)) for new, old in zip(now, self._held, strict=True)
         )
 
     def renewed(self) -> "Roster":
         """The same, looked at again."""
-        return Roster(self._model, self._optimizer)
+        new = copy(self)
+        new._held = [list(group) for group in self._look()]
+        return new
 
     def groups(self) -> dict[int, int]:
         """The group of each parameter, by its id."""
@@ -58,7 +61,7 @@ class Roster:
                     method = average.rule(name, p)
                     if method is None:
                         continue
-                    key = (method if isinstance(method, Hashable) else id(method), average.name)
+                    key = (_identity(method), average.name)
                     if key not in checked:
                         lr = float(self.lr(group) or 0.0)
                         check_method(method, lr, pulls=average.pulls, average=average.name, every=every)
@@ -78,3 +81,12 @@ class Roster:
                 "initialise) before averaging it"
             )
         return names[id(p)]
+
+
+def _identity(method: Method) -> object:
+    """What equal methods share."""
+    try:
+        hash(method)
+    except TypeError:
+        return id(method)
+    return method

@@ -1,16 +1,19 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import _model
-from ._average import Average, Cohort, Found, buffer_weight
+from . import _checkpoint, _model
+from ._average import Average, Cohort, Entry, Found, buffer_weight
 from ._clock import Clock
 from ._roster import Roster
+from ._validate import warn_of_feedback
 from ._warnings import BelayWarning
 from .ops import foreach
 from .ops.around import Motion, choose
@@ -54,7 +57,11 @@ class Stepper:
     @torch.no_grad()
     def before(self) -> None:
         """Decide what the coming step does, and do what must be done before it; w1 is never touched."""
-        self._follow_the_optimizer()
+        if not self._roster.is_current():
+            self._adopt_changes(self._roster.renewed())
+        for average in self.averages.values():
+            if any(cohort.w1[0].device != cohort.w2[0].device for cohort in average.cohorts):
+                average.regroup()
         # set by GradScaler, for optimizers that skip a step by themselves
         found_inf = getattr(self._optimizer, "found_inf", None)
         work = Work(retried=self._ahead is not None)
@@ -83,7 +90,7 @@ class Stepper:
             kept = [w.detach().clone() for w in cohort.w1] if self.around.needs_copy(motion) else None
             moves.append((cohort, motion, kept))
         work.moves += moves
-        if moves and self._options.buffers == "average":
+        if moves and moves[0][0] is average.cohorts[0] and self._options.buffers == "average":
             # buffers have no gradient and no group: they go with the first of the average's parameters
             weight, now = buffer_weight(moves[0][1].coupling), _model.named_buffers(self._model)
             work.buffers += [(own, now[name], weight) for name, own in average.buffers.items() if name in now]
@@ -140,28 +147,25 @@ class Stepper:
         return self.began and self._options.every == 1 and all(cohort.varies == "never" for cohort in cohorts)
 
     def _lr_of(self, cohort: Cohort) -> float:
-        if cohort.varies == "never":
-            return 0.0
+        if cohort.varies in ("never", "step"):
+            return 0.0  # nobody looks at it; a learning rate that is a tensor would have to be waited for
         lr = self.nominal_lr(cohort)
-        if lr is None:
-            if cohort.varies == "lr":
-                raise ValueError(
-                    f"{cohort.method!r} needs the learning rate: give it as before_step(lr=...), or give the "
-                    "optimizer's groups an 'lr'"
-                )
-            return 0.0
-        return lr
+        if lr is None and cohort.varies == "lr":
+            raise ValueError(
+                f"{cohort.method!r} needs the learning rate: give it as before_step(lr=...), or give the "
+                "optimizer's groups an 'lr'"
+            )
+        return lr or 0.0
 
     def nominal_lr(self, cohort: Cohort) -> float | None:
         """The learning rate of the cohort's group, if anybody says one."""
         lr = self.lr if self._optimizer is None else self._roster.lr(cohort.group)
         return None if lr is None else float(lr)
 
-    def effective_lr(self, cohort: Cohort) -> float:
-        """What is left of it in the long run; of 1, if nobody says one."""
-        scale = cohort.effective_lr_scale(self.clock.count, self._lr_of(cohort), self._options.every)
+    def effective_lr(self, cohort: Cohort) -> float | None:
+        """What is left of it in the long run."""
         lr = self.nominal_lr(cohort)
-        return scale if lr is None else scale * lr
+        return None if lr is None else lr * cohort.effective_lr_scale(self.clock.count, lr, self._options.every)
 
     # What is averaged --------------------------------------------------------------------------------------------
 
@@ -186,6 +190,39 @@ class Stepper:
         if self.began:
             self._copy_buffers()
 
+    @property
+    def ahead(self) -> int:
+        """1 if the averages have moved for a step that then raised; a checkpoint must know."""
+        return 0 if self._ahead is None else int(self._ahead)
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, once it is known to fit."""
+        roster = self._roster if self._roster.is_current() else self._roster.renewed()
+        wanted = roster.wanted(self.averages.values(), every=self._options.every)
+        expected = {name: self._expected(average, wanted[name]) for name, average in self.averages.items()}
+        _checkpoint.check(state, self._options, expected, _model.named_buffers(self._model))
+        self._roster, self._work, self.clock = roster, None, Clock(state["step"])
+        self._ahead = torch.ones(()) if state["ahead"] else None
+        for name, average in self.averages.items():
+            saved = state["averages"][name]
+            self.began = bool(saved["weights"])
+            if not self.began:
+                average.clear()
+                continue
+            if not _follows(average, wanted[name]):
+                average.clear()
+                average.adopt(wanted[name], born=0, dtype=self._options.dtype)
+            _checkpoint.restore(average, saved, state["step"])
+
+    def _expected(self, average: Average, wanted: list[Found]) -> dict[str, Entry]:
+        """The entries that a state must fit: those there are, or those there would be."""
+        if _follows(average, wanted):
+            return average.entries
+        blank = Average(average.name, average.rule, pulls=average.pulls)
+        blank.adopt(wanted, born=0, dtype=self._options.dtype, device="meta")
+        return blank.entries
+
     def forget_the_step(self) -> None:
         """Drop a step that was begun."""
         self._work, self._ahead = None, None
@@ -194,30 +231,52 @@ class Stepper:
         for average in self.averages.values() if self._options.buffers == "average" else ():
             average.buffers = {name: b.detach().clone() for name, b in _model.named_buffers(self._model).items()}
 
-    def _follow_the_optimizer(self) -> None:
-        """Adopt parameters that were added to the optimizer, and go where the model went."""
-        if not self._roster.is_current():
-            self._adopt_changes(self._roster.renewed())
-        for average in self.averages.values():
-            if any(cohort.w1[0].device != cohort.w2[0].device for cohort in average.cohorts):
-                average.regroup()
-
     def _adopt_changes(self, roster: Roster) -> None:
         wanted = roster.wanted(self.averages.values(), every=self._options.every)
         self._roster = roster
         if not self.began:
             return
         groups = roster.groups()
+        gone = {name: average.regrouped(groups) for name, average in self.averages.items()}
+        self.refresh_names()
         for name, average in self.averages.items():
-            for entry in average.entries.values():
-                entry.group = groups.get(id(entry.w1))
             followed = {id(entry.w1) for entry in average.entries.values()}
             new = [found for found in wanted[name] if id(found[1]) not in followed]
             average.adopt(new, born=self.clock.count, dtype=self._options.dtype)
             if new:
-                warnings.warn(
-                    f"{len(new)} parameter(s) were added to the optimizer, {new[0][0]!r} first: adopted by "
-                    f"{name!r} at their present values",
-                    BelayWarning,
-                    stacklevel=2,
+                _tell(
+                    f"{len(new)} parameter(s) were added to", new[0][0], f"adopted by {name!r} at their present values"
                 )
+            if gone[name]:
+                _tell(
+                    f"{len(gone[name])} parameter(s) were taken from", gone[name][0], f"{name!r} averages them no more"
+                )
+            if average.pulls:
+                warn_of_feedback(new, self._optimizer)
+
+    def refresh_names(self) -> None:
+        """Call every entry by the name that the model has for its parameter now."""
+        names = {id(p): name for name, p in _model.named_parameters(self._model).items()}
+        lost = [e for average in self.averages.values() for e in average.entries.values() if id(e.w1) not in names]
+        if lost:
+            trained = self._roster.renewed().groups()
+            for entry in lost:
+                if id(entry.w1) in trained:
+                    raise RuntimeError(
+                        f"parameter {entry.name!r} has been replaced in the model (load_state_dict(assign=True)?), but "
+                        "the optimizer still trains the old one: make the optimizer and Belay anew"
+                    )
+            for average in self.averages.values():
+                average.regrouped(trained)
+                average.regroup()
+        for average in self.averages.values():
+            average.rename(names)
+
+
+def _follows(average: Average, wanted: list[Found]) -> bool:
+    """Whether the average has these very parameters, under these names."""
+    return {e.name: id(e.w1) for e in average.entries.values()} == {name: id(p) for name, p, _, _ in wanted}
+
+
+def _tell(what: str, first: str, so: str) -> None:
+    warnings.warn(f"{what} the optimizer, {first!r} first: {so}", BelayWarning, stacklevel=2)

@@ -1,5 +1,11 @@
 """The model holds an average for a while, and gets its weights back."""
 
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -7,6 +13,7 @@ from torch import Tensor, nn
 
 from . import _model
 from ._average import Average, Entry
+from ._warnings import BelayWarning
 from .ops import foreach
 
 
@@ -14,7 +21,7 @@ class Swap:
     """Puts an average into the model when made; `undo()` puts the weights back, bit for bit.
 
     Where weights and average have one dtype they trade places in place. Elsewhere the average is rounded into the model
-    and the weights are kept aside, so that neither loses a bit.
+    and the weights are kept aside, so that neither loses a bit. One that cannot be made leaves everything as it was.
     """
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
@@ -22,38 +29,60 @@ class Swap:
     def __init__(self, model: nn.Module, average: Average, *, buffers: bool) -> None:
         self.average = average
         self._model = model
+        self._traded = average.pairs(same_dtype=True)
         narrow, wide = average.pairs(same_dtype=False)
+        # All that needs memory comes first: when it runs out, nothing has moved yet.
         self._aside = {id(p): p.detach().clone() for p in narrow}
-        self._slots: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []  # (slots, key, buffer, its values)
-        for prefix, _, module in _model.walk(model) if buffers else ():
+        self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._own: dict[int, Tensor] = {}  # the model's buffers by id, each once however many modules share it
+        for _, _, module in _model.walk(model) if buffers else ():
             for key, buffer in module._buffers.items():
                 if buffer is not None:
-                    self._slots.append((module._buffers, key, buffer, buffer.detach().clone()))
-                    if prefix + key in average.buffers:
-                        buffer.copy_(average.buffers[prefix + key])
-        self._versions = [buffer._version for _, _, buffer, _ in self._slots]
-        foreach.exchange_(*average.pairs(same_dtype=True))
+                    self._slots.append((module._buffers, key, buffer))
+                    if id(buffer) not in self._own:
+                        self._own[id(buffer)] = buffer.detach().clone()
+        foreach.exchange_(*self._traded)
         foreach.copy_(narrow, wide)
+        named = _model.named_buffers(model)
+        for name in average.buffers.keys() & named.keys() if buffers else ():
+            named[name].copy_(average.buffers[name])
+        self._versions = [buffer._version for _, _, buffer in self._slots]
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def undo(self) -> None:
         """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's."""
-        foreach.exchange_(*self.average.pairs(same_dtype=True))
+        alike = [(x, y) for x, y in zip(*self._traded, strict=True) if (x.dtype, x.device) == (y.dtype, y.device)]
+        foreach.exchange_([x for x, _ in alike], [y for _, y in alike])
+        self._undo_converted()
         for entry in self.average.entries.values():
             if id(entry.w1) in self._aside:
                 entry.w1.copy_(self._aside[id(entry.w1)])
         if self.changed_buffers():
             self.average.buffers = self.buffers()
-        for slots, key, buffer, values in self._slots:
+        for slots, key, buffer in self._slots:
             slots[key] = buffer
-            buffer.copy_(values)
+            buffer.copy_(self._own[id(buffer)])
+
+    def _undo_converted(self) -> None:
+        """Somebody converted the model inside the block: its dtype stays, and the average takes what is left of it."""
+        converted = [(x, y) for x, y in zip(*self._traded, strict=True) if (x.dtype, x.device) != (y.dtype, y.device)]
+        for w1, w2 in converted:
+            weights = w2.clone()
+            w2.copy_(w1)
+            w1.copy_(weights)
+        if any(w1.dtype != w2.dtype for w1, w2 in converted):
+            warnings.warn(
+                f"the model was converted to {converted[0][0].dtype} inside averaged(): the average was rounded to it",
+                BelayWarning,
+                stacklevel=2,
+            )
 
     def changed_buffers(self) -> bool:
         """Whether anybody wrote to a buffer, or replaced it, since the swap."""
         return any(
             slots.get(key) is not buffer or buffer._version != version
-            for (slots, key, buffer, _), version in zip(self._slots, self._versions, strict=True)
+            for (slots, key, buffer), version in zip(self._slots, self._versions, strict=True)
         )
 
     def buffers(self) -> dict[str, Tensor]:
@@ -74,5 +103,21 @@ class Swap:
 
     def own_buffers(self) -> dict[str, Tensor]:
         """The model's own buffers, by name, while the average's are in it."""
-        values = {id(buffer): values for _, _, buffer, values in self._slots}
-        return {name: values.get(id(b), b) for name, b in _model.named_buffers(self._model).items()}
+        return {name: self._own.get(id(b), b) for name, b in _model.named_buffers(self._model).items()}
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold a Ctrl-C back until the block is done: between two copies it would lose weights."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(*held[0])

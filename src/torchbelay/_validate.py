@@ -1,7 +1,7 @@
 """What Belay refuses or warns of, before anything is attached."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch.optim import Optimizer
@@ -12,8 +12,6 @@ from .physics.coupling import Coupling
 from .physics.method import Method, Remembers
 from .physics.spring import Spring
 
-FIRST_STEPS = 256  # how far ahead a method is asked; what it does later is looked at when its step comes
-
 
 def check_optimizer(optimizer: object) -> None:
     """Only what has torch's step hooks can be attached to."""
@@ -21,6 +19,10 @@ def check_optimizer(optimizer: object) -> None:
         raise TypeError(
             f"optimizer={type(optimizer).__name__} is not a torch.optim.Optimizer; pass the one inside it, or None and "
             "call before_step() and after_step() around the update"
+        )
+    if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise TypeError(
+            f"optimizer={type(optimizer).__name__} has no step hooks, as some wrappers; pass the optimizer inside it"
         )
 
 
@@ -34,26 +36,39 @@ def check_method(method: object, lr: float, *, pulls: bool, average: str, every:
         raise ValueError(
             f"{method} is unstable: it would blow the weights up; if you want that, say allow_unstable=True"
         )
-    for step, coupling in enumerate(_first_couplings(method, lr), 1):
-        if not isinstance(coupling, Coupling):
-            raise TypeError(f"{method!r}.coupling({step}, {lr}) returned {coupling!r}, not a Coupling")
-        if not pulls and (coupling.pulls or any(inertias(method)[:1])):
-            raise ValueError(
-                f"the spectator {average!r} would pull the weights ({method!r}); spectators only watch: use "
-                "Spring.ema, or make it the method"
-            )
-        if every > 1 and (not coupling.relaxes or coupling.a < 0):
-            raise ValueError(_cannot_thin(method, every, "it adds a force of its own at every step"))
-    if every > 1 and any(inertias(method)):
-        raise ValueError(_cannot_thin(method, every, "its velocities move at every step"))
-    if every > 1 and isinstance(method, Remembers):
-        raise ValueError(_cannot_thin(method, every, "it must see the learning rate of every step"))
-    if every > 1 and getattr(method, "rhythm", False):
-        raise ValueError(_cannot_thin(method, every, "it has a rhythm of its own"))
+    coupling = _first_coupling(method, lr)
+    if not isinstance(coupling, Coupling):
+        raise TypeError(f"{method!r}.coupling(1, {lr}) returned {coupling!r}, not a Coupling")
+    if not pulls and pulls_weights(method, lr):
+        raise ValueError(
+            f"the spectator {average!r} would pull the weights ({method!r}); spectators only watch: use Spring.ema, or "
+            "make it the method"
+        )
+    if every > 1:
+        _check_thinning(method, coupling, every)
 
 
-def _cannot_thin(method: object, every: int, why: str) -> str:
-    return f"every={every} does not go with {method!r}: {why}; use every=1"
+def _check_thinning(method: Method, coupling: Coupling, every: int) -> None:
+    """Refuse `every` for what needs each single step."""
+    reasons = {
+        "it adds a force of its own at every step": not coupling.relaxes or coupling.a < 0,
+        "its velocities move at every step": any(inertias(method)),
+        "it must see the learning rate of every step": isinstance(method, Remembers),
+        "it has a rhythm of its own": getattr(method, "rhythm", False),
+    }
+    for why, holds in reasons.items():
+        if holds:
+            raise ValueError(f"every={every} does not go with {method!r}: {why}; use every=1")
+
+
+def pulls_weights(method: Method, lr: float) -> bool:
+    """Whether the weights will feel the average; a method that begins to later says so by `pulls`."""
+    swings = inertias(method)[0] is not None
+    return swings or bool(getattr(method, "pulls", False)) or _first_coupling(method, lr).pulls
+
+
+def _first_coupling(method: Method, lr: float) -> Coupling:
+    return (method.fresh() if isinstance(method, Remembers) else method).coupling(1, lr)
 
 
 def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None) -> None:
@@ -62,9 +77,7 @@ def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None) -> Non
     pulled = []
     for name, p, method, _ in found:
         if id(method) not in pulling:
-            pulling[id(method)] = inertias(method)[0] is not None or any(
-                c.pulls for c in _first_couplings(method, 1e-3)
-            )
+            pulling[id(method)] = pulls_weights(method, 1e-12)  # any rate will do that makes no pull too strong
         if pulling[id(method)]:
             pulled.append((name, p))
     narrow = [(name, p) for name, p in pulled if p.dtype in (torch.bfloat16, torch.float16)]
@@ -84,10 +97,3 @@ def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None) -> Non
             BelayWarning,
             stacklevel=3,
         )
-
-
-def _first_couplings(method: Method, lr: float) -> Iterator[Coupling]:
-    """What a method does at the first steps; a constant one is asked once."""
-    asked = method.fresh() if isinstance(method, Remembers) else method
-    constant = getattr(method, "varies", "lr") == "never"
-    return (asked.coupling(step, lr) for step in range(1, 2 if constant else FIRST_STEPS + 1))

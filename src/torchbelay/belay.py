@@ -9,17 +9,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from . import _checkpoint, _model
-from ._average import Average, Rule, as_rule
-from ._clock import Clock
+from ._average import MAIN, Average, Rule, as_rule
 from ._hooks import StepHooks
 from ._stepper import Stepper
-from ._swap import Swap
+from ._swap import Swap, uninterrupted
 from ._validate import check_optimizer, warn_of_feedback
 from .ops import foreach
 from .options import OptionArguments, Options
+from .physics import _check
 from .physics.method import Method
-
-MAIN = "average"  # the one average that may pull; spectators have names of their own
 
 
 class Belay:
@@ -34,6 +32,7 @@ class Belay:
         spectators: further averages by name, which watch and do not pull.
         **options: `dtype`, `buffers`, `every`, `start`, `impl`; see `Options`.
 
+    >>> from torchbelay import Spring
     >>> model = nn.Linear(3, 1)
     >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     >>> belay = Belay(model, optimizer, Spring(k=1.0, m1=2000.0, m2=500.0))
@@ -56,6 +55,8 @@ class Belay:
         spectators: Mapping[str, Method | Rule] | None = None,
         **options: Unpack[OptionArguments],
     ) -> None:
+        if spectators is not None and not isinstance(spectators, Mapping):
+            raise TypeError(f"spectators={spectators!r} is not a dict; give each a name, as {{'short': ...}}")
         if not isinstance(model, nn.Module):
             raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that is trained")
         check_optimizer(optimizer)
@@ -83,12 +84,13 @@ class Belay:
     def before_step(self, lr: float | None = None) -> None:
         """By hand, right before the weights are updated; `lr` for methods whose coupling depends on it."""
         self._refuse_if_attached("before_step")
-        self._stepper.lr = lr
+        self._stepper.lr = None if lr is None else _check.number("lr", lr, low=0, open_low=False)
         self._before()
 
     def after_step(self) -> None:
         """By hand, right after the weights were updated."""
         self._refuse_if_attached("after_step")
+        self._refuse_inside("after_step")
         if not self._stepper.under_way:
             raise RuntimeError("after_step() without before_step(): call that right before the weights are updated")
         self._stepper.after()
@@ -117,12 +119,17 @@ class Belay:
                 )
             yield self._model
             return
-        self._swap = Swap(self._model, average, buffers=self._stepper.began and self._options.buffers != "ignore")
+        self._stepper.refresh_names()
+        buffers = self._stepper.began and self._options.buffers != "ignore"
         try:
+            with uninterrupted():
+                self._swap = Swap(self._model, average, buffers=buffers)
             yield self._model
         finally:
-            self._swap.undo()
-            self._swap = None
+            with uninterrupted():
+                if self._swap is not None:
+                    self._swap.undo()
+                    self._swap = None
 
     def _average(self, name: str) -> Average:
         if name not in self._averages:
@@ -136,12 +143,14 @@ class Belay:
         `state_dict()` has the averages in their own.
         """
         average = self._average(name)
-        if self._swap is not None and self._swap.average is average:
+        if self._swap is None:
+            self._stepper.refresh_names()
+        elif self._swap.average is average:
             return _model.state_dict_with(self._model, {})
-        parameters, buffers = _model.named_parameters(self._model), _model.named_buffers(self._model)
+        buffers = _model.named_buffers(self._model)
         own = {} if self._swap is None else self._swap.own_buffers()
         own.update(average.buffers)
-        replaced = {id(parameters.get(e.name, e.w1)): e.w2.to(e.w1.dtype) for e in average.entries.values()}
+        replaced = {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
         replaced |= {id(buffers[key]): value for key, value in own.items() if key in buffers}
         return _model.state_dict_with(self._model, replaced)
 
@@ -160,6 +169,7 @@ class Belay:
     def reset(self) -> None:
         """Begin every average again at the weights as they are, after others were loaded into the model."""
         self._refuse_inside("reset")
+        self._stepper.refresh_names()
         self._stepper.restart()
 
     # What a person or a checkpoint wants to know ---------------------------------------------------------------------
@@ -173,7 +183,8 @@ class Belay:
     def stats(self) -> dict[str, float | int | str]:
         """Numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
 
-        With several groups of the optimizer "effective_lr" is the first one's, and "effective_lr/1", … are the others'.
+        With several groups of the optimizer "effective_lr" is the first one's, and "effective_lr/1", … are the others';
+        where the methods differ within a group it is that of the group's first parameter.
         """
         average, swap = self._averages[MAIN], self._swap
         entries = list(average.entries.values())
@@ -182,8 +193,9 @@ class Belay:
         tension, size = torch.stack([foreach.distance(w1, w2), foreach.norm(w1)]).tolist()
         rates: dict[str, float] = {}
         for cohort in average.cohorts:
-            key = f"effective_lr/{cohort.group}" if cohort.group else "effective_lr"
-            rates.setdefault(key, self._stepper.effective_lr(cohort))
+            rate = self._stepper.effective_lr(cohort)
+            if rate is not None:
+                rates.setdefault(f"effective_lr/{cohort.group}" if cohort.group else "effective_lr", rate)
         return {
             "step": self.step,
             "tension": tension,
@@ -197,6 +209,8 @@ class Belay:
 
         Tensors are the live ones, as in torch's own state dicts, except inside `averaged()`.
         """
+        if self._swap is None:
+            self._stepper.refresh_names()
         step = self.step
         averages = {}
         for name, average in self._averages.items():
@@ -206,28 +220,20 @@ class Belay:
                 tensors["weights"] = {e.name: self._swap.value(e, name).clone() for e in average.entries.values()}
                 buffers = self._swap.buffers() if self._swap.changed_buffers() else buffers
             averages[name] = {**tensors, "buffers": buffers, **_checkpoint.numbers(average, step)}
-        return {"format": _checkpoint.FORMAT, "step": step, "options": self._options.saved(), "averages": averages}
+        ahead = self._stepper.ahead
+        return {
+            "format": _checkpoint.FORMAT,
+            "step": step,
+            "ahead": ahead,
+            "options": self._options.saved(),
+            "averages": averages,
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()`; one that does not fit is refused and changes nothing."""
         self._refuse_inside("load_state_dict")
-        stepper, wanted = self._stepper, self._stepper.wanted()
-        expected = {name: Average(name, old.rule, pulls=old.pulls) for name, old in self._averages.items()}
-        for name, average in expected.items():
-            average.adopt(wanted[name], born=0, dtype=self._options.dtype, device="meta")
-        entries = {name: average.entries for name, average in expected.items()}
-        _checkpoint.check(state, self._options, entries, _model.named_buffers(self._model))
-        stepper.forget_the_step()
-        stepper.clock = Clock(state["step"])
-        for name, average in self._averages.items():
-            saved = state["averages"][name]
-            stepper.began = bool(saved["weights"])
-            if average.entries.keys() != saved["weights"].keys():
-                average.entries = {}
-                average.adopt(wanted[name] if stepper.began else [], born=0, dtype=self._options.dtype)
-            if stepper.began:
-                _checkpoint.restore(average, saved, state["step"])
+        self._stepper.load(state)
 
     def detach(self) -> None:
         """Take the hooks off: the optimizer is as it was, the average stays to be used."""
@@ -246,6 +252,12 @@ class Belay:
             raise RuntimeError(f"{what}() is for Belay(model, None, ...): here the optimizer's own hooks do it")
         if not self._attached:
             raise RuntimeError(f"{what}() after detach(): this Belay no longer follows the model; make a new one")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Belay is attached to its optimizer and cannot be copied or pickled; save its state_dict() and load that "
+            "into a Belay of the other model and optimizer"
+        )
 
     def __repr__(self) -> str:
         entries = self._averages[MAIN].entries.values()

@@ -8,6 +8,7 @@ import torch
 from .ops.around import choose
 from .physics import _check
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 Buffers = Literal["copy", "average", "ignore"]
 
 
@@ -45,8 +46,8 @@ class Options:
     impl: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
-            raise ValueError(f"dtype={self.dtype!r} is not a floating-point dtype; use torch.float32, for example")
+        if self.dtype not in (None, *DTYPES):
+            raise ValueError(f"dtype={self.dtype!r} cannot hold an average; use one of {', '.join(map(str, DTYPES))}")
         _check.one_of("buffers", self.buffers, ("copy", "average", "ignore"))
         _check.whole("every", self.every, low=1)
         _check.whole("start", self.start, low=0)

@@ -20,6 +20,8 @@ from torch import Tensor
 
 SCRATCH = 1 << 24  # elements that may be in a scratch buffer at a time (64 MiB of float32)
 
+_NARROW = {torch.bfloat16, torch.float16}
+
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
@@ -130,18 +132,29 @@ def couple_(
 
 
 def exchange_(x: Tensors, y: Tensors) -> None:
-    """Let the two lists, of one dtype, trade their contents in place.
+    """Let the two lists, of one dtype, trade their contents in place, all of them or none.
 
     >>> x, y = [torch.tensor([1.0])], [torch.tensor([2.0])]
     >>> exchange_(x, y)
     >>> x, y
     ([tensor([2.])], [tensor([1.])])
     """
-    for some in _pieces(x, y):
-        bits_x, bits_y = ([_bits(t) for t in tensors] for tensors in some)  # 16-bit nans too come back as they went
-        held = [t.clone() for t in bits_x]
-        torch._foreach_copy_(bits_x, bits_y)
-        torch._foreach_copy_(bits_y, held)
+    done: list[list[list[Tensor]]] = []
+    try:
+        for some in _pieces(x, y):
+            _trade(*some)
+            done.append(some)
+    except Exception:  # out of memory for the scratch: what has been traded goes back
+        for some in done:
+            _trade(*some)
+        raise
+
+
+def _trade(x: Tensors, y: Tensors) -> None:
+    bits_x, bits_y = ([_bits(t) for t in tensors] for tensors in (x, y))  # 16-bit nans too come back as they went
+    held = [t.clone() for t in bits_x]
+    torch._foreach_copy_(bits_x, bits_y)
+    torch._foreach_copy_(bits_y, held)
 
 
 def copy_(to: Tensors, source: Tensors) -> None:
@@ -211,6 +224,9 @@ def _move_(own: Tensors, wide: Tensors, change: Tensors, factor: float, keep: Te
 
 def _widened(*lists: Tensors) -> list[list[Tensor]]:
     """The lists with every aligned group in its widest dtype; tensors that have it already are passed through."""
+    dtypes = {t.dtype for tensors in lists for t in tensors}
+    if len(dtypes) == 1 and not dtypes & _NARROW:  # the usual case, and fast
+        return [list(tensors) for tensors in lists]
     columns = []
     for group in zip(*lists, strict=True):
         widest = reduce(torch.promote_types, (t.dtype for t in group), torch.float32)

@@ -101,24 +101,33 @@ class Coupling:
         >>> round(twice.a, 12), round(twice.b, 12)
         (0.17, 0.34)
         """
-        total = self
-        for _ in range(_check.whole("n", n, low=1) - 1):
-            total = total.then(self)
-        return total
+        self._check_relaxes()
+        c, n = self.rate, _check.whole("n", n, low=1)
+        if c == 0:
+            steps = float(n)
+        elif c < 1:
+            steps = -math.expm1(n * math.log1p(-c)) / c
+        else:
+            steps = (1 - (1 - c) ** n) / c
+        a, b = self.a * steps, self.b * steps
+        return Coupling(a, b, 1 - a, b if self.q else 0.0)
 
     def then(self, later: "Coupling") -> "Coupling":
         """This coupling and a later one as a single relaxation; only for p = 1 − a and q = 0 or q = b.
 
         Those move the point w1* and have no force of their own, so that only the distance counts.
         """
-        for c in (self, later):
-            if not c.relaxes:
-                raise ValueError(
-                    f"{c} does more than relax (it needs p = 1 − a and q = 0 or q = b): it cannot be compounded"
-                )
+        self._check_relaxes()
+        later._check_relaxes()
         left = 1 - self.rate
         a, b = self.a + later.a * left, self.b + later.b * left
         return Coupling(a, b, 1 - a, b if later.q else 0.0)
+
+    def _check_relaxes(self) -> None:
+        if not self.relaxes:
+            raise ValueError(
+                f"{self} does more than relax (it needs p = 1 − a and q = 0 or q = b): it cannot be compounded"
+            )
 
     @property
     def relaxes(self) -> bool:

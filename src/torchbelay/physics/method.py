@@ -2,13 +2,14 @@
 
     varies    "never": the coupling is constant; "step": it depends on the step; "lr": on the learning rate too
     rhythm    True where some steps are special to the method itself (syncs, switches): it cannot be thinned out
+    pulls     True where the weights will feel the average, though perhaps not at the first step
     memory    numbers that a method keeps of past learning rates (`Remembers`); a checkpoint carries them
 
 None of them is required: without `varies` a method is asked at every step, which is always right.
 """
 
 import copy
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from .coupling import Coupling
 
@@ -39,6 +40,7 @@ class Remembers:
     """
 
     memory: tuple[float, ...] = ()
+    remembers: ClassVar[int]  # how many numbers, once it has been asked
 
     def fresh(self) -> Self:
         """Return the same method, knowing nothing of any run."""

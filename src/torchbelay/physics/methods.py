@@ -236,6 +236,7 @@ class lookahead:
 
     varies: ClassVar[Varies] = "step"
     rhythm: ClassVar[bool] = True
+    pulls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check.whole("k", self.k, low=1)
@@ -268,6 +269,7 @@ class switch_ema:
 
     varies: ClassVar[Varies] = "step"
     rhythm: ClassVar[bool] = True
+    pulls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check.number("decay", self.decay, low=0, high=1)
@@ -292,6 +294,7 @@ class _Momentum(Remembers):
     momentum: float
 
     varies: ClassVar[Varies] = "lr"
+    remembers: ClassVar[int] = 3  # step, lr, lr of the step before
 
     def __post_init__(self) -> None:
         _check.number("momentum", self.momentum, low=0, high=1, open_low=False)
@@ -386,6 +389,7 @@ class schedule_free(Remembers):
     weight_lr_power: float = 2.0
 
     varies: ClassVar[Varies] = "lr"
+    remembers: ClassVar[int] = 5  # step, largest lr, sum of weights; and the last two before this step
 
     def __post_init__(self) -> None:
         _check.number("beta", self.beta, low=0, high=1, open_low=False)
