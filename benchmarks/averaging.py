@@ -125,11 +125,13 @@ def seconds(step: Callable[[], object], device: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tensors", type=int, default=200, help="number of parameters tensors (default 200)")
+    parser.add_argument("--tensors", type=int, default=200, help="number of tensors (default 200)")
     parser.add_argument("--size", type=int, default=50_000, help="elements in each (default 50,000)")
     parser.add_argument("--repeats", type=int, default=30, help="interleaved repeats (default 30)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    if args.repeats < 2:
+        parser.error("--repeats must be at least 2: one time has no spread")
     shapes = [(args.size,)] * args.tensors
     candidates = []
     for make in CANDIDATES:

@@ -221,7 +221,8 @@ def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("  plain SGD, or EMA", f"lr < {f['max_stable_lr_of_sgd']:.4g}"))
     if "steps" in f:
         about = "" if f["regime"] == "velocity-free" else "about "
-        rows.append((f"left after {f['steps']:,} steps", f"{about}{f['left_after_steps']:.4g} of the start"))
+        shown = f"{f['steps']:,}" if f["steps"] < 1e15 else f"{f['steps']:.6g}"
+        rows.append((f"left after {shown} steps", f"{about}{f['left_after_steps']:.4g} of the start"))
         tuned = f", if k = {f['spring']['k']:.6g} was tuned for {TUNED_FOR:,} steps"
         for rule, at in f["k_for_steps"].items():
             value = f"refused: {at['refused']}" if at["refused"] else f"{at['k']:.6g}, decay {at['decay']:.6g}{tuned}"

@@ -68,9 +68,10 @@ def _learning_rate(s: "Spring") -> list[str]:
     except ValueError:
         said.append("No EMA matches it.")
     else:
+        rest = "the pull, and the velocities," if s.has_velocity else "the pull itself"
         said.append(
             f"Compare it with its matched EMA: decay {matched.decay:.6g}, follow={matched.follow!r}, at {scale:.4g} of "
-            f"the learning rate; what remains between the two is the pull itself (θ = m2/m1 = {s.theta:.4g})."
+            f"the learning rate; what remains between the two is {rest} (θ = m2/m1 = {s.theta:.4g})."
         )
     return said
 
@@ -91,6 +92,6 @@ def _advice(s: "Spring") -> str:
 
 
 def _steps(count: float) -> str:
-    if count >= 100:
+    if 100 <= count < 1e15:
         return f"{count:,.0f} steps"
     return f"{count:.3g} steps"
