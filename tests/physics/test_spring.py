@@ -281,6 +281,8 @@ def test_effective_lr_scale_in_closed_form_with_the_derived_force(kind: str) -> 
 def test_effective_lr_scale_without_any_brake_is_infinite() -> None:
     for force in FORCES:
         assert quiet(k=0.1, m1=1.0, m2=2.0, c1=0.0, c2=0.0, force=force).effective_lr_scale == INF
+    # a brake that vanishes with dt
+    assert quiet(k=1.0, m1=0.1, m2=1.0, c1=9.9e-322, c2=0.0, dt=1e-3).effective_lr_scale == INF
 
 
 def test_effective_lr_scale_beside_an_infinite_mass() -> None:

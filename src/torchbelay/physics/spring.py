@@ -359,7 +359,8 @@ class Spring:
             return self.coupling().effective_lr_scale
         if self.force == "derived" and self.m1 < math.inf:
             c1, c2 = (2 * m / self.dt if c is None else c for m, c in ((self.m1, self.c1), (self.m2, self.c2)))
-            return 2 * self.alpha * self.m1 / ((c1 + c2) * self.dt) if c1 + c2 > 0 else math.inf
+            brake = (c1 + c2) * self.dt
+            return 2 * self.alpha * self.m1 / brake if brake > 0 else math.inf
         return self._modes.drift()
 
     def max_stable_lr(self, curvature: float) -> float:
