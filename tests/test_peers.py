@@ -162,7 +162,7 @@ def test_torchs_average_moves_in_float32_with_avg_fn_and_raises_with_multi_avg_f
     several = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY)).float()
     for average in (single, several):
         average.update_parameters(model)
-    with pytest.raises(RuntimeError, match="expected dtype float|same dtype"):
+    with pytest.raises(RuntimeError, match=r"expected dtype float|same dtype"):
         several.update_parameters(model)
     from_one_to_two(model, optimizer, lambda: single.update_parameters(model))
     # 1e-4·w is rounded to bfloat16 on the way: three digits
