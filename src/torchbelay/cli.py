@@ -47,7 +47,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None) -> int:
-    parser = _Parser("torchbelay", description="Weight averaging as two masses on a damped spring.", allow_abbrev=False)
+    parser = _Parser(
+        "torchbelay",
+        description="Weight averaging as two masses on a damped spring.",
+        epilog="example: torchbelay explain --k 1 --m1 2000 --m2 500     (torchbelay COMMAND --help has more)",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:
