@@ -1,6 +1,8 @@
 """Small problems to train on, and what tests of whole runs share."""
 
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,3 +120,15 @@ def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Names under which two copies made by `everything` differ, if only by a bit; empty where they are the same."""
     assert one.keys() == other.keys()
     return [name for name in one if not same(one[name], other[name])]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Make any wait of the host for the device an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -6,9 +6,8 @@ bit with runs that never had a scaler.
 """
 
 import copy
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from math import inf
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchbelay as tb
-from problems import MLP, NORMALISED, Problem, advance, different, everything, f32
+from problems import MLP, NORMALISED, Problem, advance, different, everything, f32, no_waiting
 
 LAGGED = tb.Spring(k=0.2, m1=inf, m2=1.0)
 CONSTANT = {
@@ -258,22 +257,11 @@ def test_a_method_that_counts_steps_must_ask_whether_each_took_place(how: str, f
 def test_a_constant_coupling_never_waits_for_a_gpu(how: str, inner: str) -> None:
     run = Run(CONSTANT[how], inner, "fused", device="cuda")
     run.train(range(2))
-    with waiting_is_an_error():
+    with no_waiting():
         run.optimizer.zero_grad()
         run.scaler.scale(run.model(torch.ones(4, 3, device="cuda")).mean()).backward()
         run.scaler.step(run.optimizer)
     assert run.belay.step == 3
-
-
-@contextmanager
-def waiting_is_an_error() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # The rest of a training loop

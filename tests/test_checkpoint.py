@@ -266,3 +266,26 @@ def test_a_step_that_raised_is_known_to_the_checkpoint() -> None:
     never_failed, plain_optimizer, plain_belay = attached(lagged)
     train(never_failed, plain_optimizer, 4)
     assert same(belay.average_state_dict(), plain_belay.average_state_dict())
+
+
+def test_loading_finds_parameters_in_the_groups_where_they_are_now() -> None:
+    """Two learning rates, and a method that depends on them: groups that changed places keep theirs."""
+
+    def made(order: int) -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay]:
+        model = mlp()
+        groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.2}]
+        optimizer = torch.optim.SGD(groups[::order])
+        return model, optimizer, tb.Belay(model, optimizer, tb.methods.easgd(rho=2.0))
+
+    model, optimizer, belay = made(1)
+    train(model, optimizer, 2)
+    saved = copy.deepcopy([model.state_dict(), belay.state_dict()])
+    optimizer.param_groups.reverse()
+    belay.load_state_dict(saved[1])
+    train(model, optimizer, 2, first=2)
+    other, other_optimizer, other_belay = made(-1)
+    other.load_state_dict(saved[0])
+    other_belay.load_state_dict(saved[1])
+    train(other, other_optimizer, 2, first=2)
+    assert same(values(model), values(other))
+    assert same(belay.average_state_dict(), other_belay.average_state_dict())

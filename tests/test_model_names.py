@@ -1,5 +1,7 @@
 """Names survive every wrapper, and a name of the user's own survives us."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -47,7 +49,17 @@ def process_group(tmp_path):
     torch.distributed.destroy_process_group()
 
 
+def fsdp1(model: nn.Module) -> nn.Module:
+    """With one rank it shards nothing, and says so; what counts here is that it renames everything."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+
 WRAPPERS = {
+    "fsdp1": fsdp1,
     "compile": compiled,
     "checkpoint": checkpointed,
     "ddp": ddp,

@@ -127,7 +127,13 @@ def test_a_parameter_that_was_replaced_behind_the_optimizers_back_is_noticed() -
     model, optimizer, belay = attached(EMA)
     train(model, optimizer, 1)
     model.load_state_dict(mlp(seed=2).state_dict(), assign=True)
-    for call in (belay.average_state_dict, belay.state_dict, belay.reset, belay.averaged().__enter__):
+    for call in (
+        belay.average_state_dict,
+        belay.state_dict,
+        belay.reset,
+        belay.copy_to_model,
+        belay.averaged().__enter__,
+    ):
         with pytest.raises(RuntimeError, match=r"'0.weight' has been replaced in the model .* make the optimizer"):
             call()
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .ops.around import Motion
 from .ops.foreach import Swing
-from .physics.coupling import Coupling
+from .physics.coupling import Coupling, Inertia
 from .physics.method import Method, Remembers
-from .physics.spring import Inertia, Spring
+from .physics.spring import Spring
 
 MAIN = "average"  # the one average that may pull; spectators have names of their own
 
@@ -115,7 +115,7 @@ def inertias(method: Method) -> tuple[Inertia | None, Inertia | None]:
 
 
 def _swing(v: list[Tensor], inertia: Inertia | None) -> Swing | None:
-    return None if inertia is None else Swing(v, *inertia)
+    return None if inertia is None else Swing(v, inertia)
 
 
 class Average:

@@ -210,7 +210,9 @@ class Stepper:
             if not self.began:
                 average.clear()
                 continue
-            if not _follows(average, wanted[name]):
+            if _follows(average, wanted[name]):
+                average.regrouped(roster.groups())
+            else:
                 average.clear()
                 average.adopt(wanted[name], born=0, dtype=self._options.dtype)
             _checkpoint.restore(average, saved, state["step"])

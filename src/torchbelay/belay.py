@@ -30,7 +30,7 @@ class Belay:
         method: a Spring, a method of `torchbelay.methods`, anything with `coupling(step, lr)`, or a function
             (name, parameter) -> method, or None for a parameter that is not to be averaged.
         spectators: further averages by name, which watch and do not pull.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`; see `Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`; see `torchbelay.options.Options`.
 
     >>> from torchbelay import Spring
     >>> model = nn.Linear(3, 1)
@@ -159,6 +159,7 @@ class Belay:
         """Make the average the model's weights, for good."""
         self._refuse_inside("copy_to_model")
         average = self._average(name)
+        self._stepper.refresh_names()
         for same in (True, False):
             foreach.copy_(*average.pairs(same_dtype=same))
         for key, buffer in _model.named_buffers(self._model).items():

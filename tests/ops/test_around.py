@@ -13,7 +13,7 @@ from torchbelay.ops import reference
 from torchbelay.ops.around import IMPLEMENTATIONS, Around, Motion, choose
 from torchbelay.ops.foreach import Swing
 from torchbelay.physics import methods
-from torchbelay.physics.coupling import Coupling
+from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.spring import Spring
 
 STEPS = 20
@@ -64,7 +64,7 @@ def motions(couplings: Sequence[Coupling]) -> list[Motion]:
 
 
 def swinging(spring: Spring, v1: list[Tensor], v2: list[Tensor]) -> Motion:
-    swings = [Swing(v, *inertia) if inertia else None for v, inertia in ((v1, spring.inertia1), (v2, spring.inertia2))]
+    swings = [Swing(v, inertia) if inertia else None for v, inertia in ((v1, spring.inertia1), (v2, spring.inertia2))]
     return Motion(spring.coupling(), *swings)
 
 
@@ -305,6 +305,6 @@ def test_a_motion_says_its_numbers_and_whether_it_swings():
     still = Motion(Coupling(0.1, 0.2, 0.3, 0.4))
     assert still.numbers == (0.1, 0.2, 0.3, 0.4)
     assert not still.swings
-    swing = Swing([], 1.0, 1.0, 1.0, 1.0)
+    swing = Swing([], Inertia(1.0, 1.0, 1.0, 1.0))
     assert still._replace(swing1=swing).swings
     assert still._replace(swing2=swing).swings

@@ -1,8 +1,6 @@
 """The operations in place on lists, each against the oracle, in every dtype, layout and size that they claim."""
 
-import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
 from math import inf, nan, prod
 from typing import Any, NamedTuple
 
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from problems import no_waiting
 from torchbelay.ops import foreach, reference
 from torchbelay.ops.foreach import Swing
 
@@ -60,7 +59,7 @@ def couple(numbers: tuple[float, ...], swing1: tuple[float, ...] = (), swing2: t
 
     def apply(s, keep):
         swings = {
-            name: Swing(s[v], *swing) if swing else None
+            name: Swing(s[v], swing) if swing else None
             for name, v, swing in (("swing1", "v1", swing1), ("swing2", "v2", swing2))
         }
         foreach.couple_(s["w1"], s["w2"], s["before"], numbers, keep, **swings)
@@ -592,18 +591,6 @@ def test_nothing_has_no_size():
 
 
 on_cuda = pytest.mark.parametrize("device", ["cuda"], indirect=True)
-
-
-@contextmanager
-def no_waiting():
-    """Make any wait of the host for the device an error."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @needs_cuda

@@ -403,7 +403,7 @@ def test_velocities_are_measured_in_units_of_time() -> None:
     dt, unit = 0.25, Spring(k=0.5, m1=2.0, m2=3.0, c1=1.0, c2=2.0)
     s = Spring(k=0.5 / dt**2, m1=2.0, m2=3.0, c1=1.0 / dt, c2=2.0 / dt, dt=dt)
     for ours, theirs in ((s.inertia1, unit.inertia1), (s.inertia2, unit.inertia2)):
-        assert ours == (theirs.carry * dt, theirs.keep, theirs.pull / dt, theirs.push / dt)
+        assert ours == (theirs.carry * dt, theirs.stay, theirs.pull / dt, theirs.push / dt)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

@@ -96,11 +96,11 @@ class Reference:
             u = y1 - y0
             new1, new2 = reference.couple(y0, y2, u, a=a, b=b, p=p, q=q)
             news = [(x1, new1), (x2, new2)]
-            for at, swing, pull in ((0, motion.swing1, y2 - y0), (1, motion.swing2, y0 - y2)):
+            for at, swing, apart in ((0, motion.swing1, y2 - y0), (1, motion.swing2, y0 - y2)):
                 if swing is not None:
-                    v = swing.v[i].to(widest)
-                    news[at] = (news[at][0], news[at][1] + swing.carry * v)
-                    news.append((swing.v[i], swing.keep * v + swing.pull * pull + swing.push * u))
+                    v, (carry, stay, stiffness, push) = swing.v[i].to(widest), swing.inertia
+                    news[at] = (news[at][0], news[at][1] + carry * v)
+                    news.append((swing.v[i], stay * v + stiffness * apart + push * u))
             for old, new in news:
                 old.copy_(new if keep is None else torch.where(keep.to(old.device) != 0, new, old.to(new.dtype)))
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbelay.physics.coupling import Inertia
+
 SCRATCH = 1 << 24  # elements that may be in a scratch buffer at a time (64 MiB of float32)
 
 _NARROW = {torch.bfloat16, torch.float16}
@@ -74,16 +76,10 @@ def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: T
 
 
 class Swing(NamedTuple):
-    """Velocities v of a mass and the numbers that move them.
-
-    position += carry·v, then v' = keep·v + pull·(other − own) + push·u, everything on the right as before the step.
-    """
+    """Velocities of a mass, and the numbers that move them."""
 
     v: Tensors
-    carry: float
-    keep: float
-    pull: float
-    push: float
+    inertia: Inertia
 
 
 def couple_(
@@ -123,8 +119,9 @@ def couple_(
         for i, swing, sign in ((0, swing1, 1.0), (1, swing2, -1.0)):
             if swing is not None:
                 v = next(velocities)
-                terms[i].append((swing.carry, v))
-                terms.append([(swing.keep - 1, v), (sign * swing.pull, away), (swing.push, update)])
+                carry, stay, pull, push = swing.inertia
+                terms[i].append((carry, v))
+                terms.append([(stay - 1, v), (sign * pull, away), (push, update)])
         changes = [_sum(*each) for each in terms]  # all of them before anything moves
         for x, y, change in zip(xs, ys, changes, strict=True):
             if change is not None:

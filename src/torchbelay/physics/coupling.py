@@ -26,6 +26,18 @@ class Split(NamedTuple):
     follow: float
 
 
+class Inertia(NamedTuple):
+    """How a mass with a velocity v moves, beside what the coupling does to it.
+
+    position += carry·v, then v' = stay·v + pull·(other − own) + push·u, everything on the right as before the step.
+    """
+
+    carry: float
+    stay: float
+    pull: float
+    push: float
+
+
 @dataclass(frozen=True)
 class Coupling:
     """Four numbers (a, b, p, q) and what follows from them.

@@ -9,30 +9,18 @@ import math
 import warnings
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from torchbelay._warnings import UnstableSpringWarning
 
 from . import _check
-from .coupling import Coupling
+from .coupling import Coupling, Inertia
 from .explain import explain
 from .modes import Modes
 
 Follow = Literal["before", "after"]
 Force = Literal["derived", "printed"]
 Regime = Literal["velocity-free", "overdamped", "critical", "underdamped", "unstable"]
-
-
-class Inertia(NamedTuple):
-    """How a mass with a velocity v moves, beside what the coupling does to it.
-
-    position += carry·v, then v' = keep·v + pull·(other − own) + push·u, everything on the right as before the step.
-    """
-
-    carry: float
-    keep: float
-    pull: float
-    push: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -381,7 +369,7 @@ class Spring:
             return "both masses are infinite, so that the spring moves neither; give one of them a finite mass"
         if self._common_damping is None:
             return (
-                f"a mode of its free motion grows by {self.decay:.4g} a step; raise the smaller damping "
+                f"a mode of its free motion grows by {self.decay:.4g} a step; change the damping "
                 f"(c1={self.c1!r}, c2={self.c2!r}), lower k={self.k!r}, or leave c1 and c2 out"
             )
         return (
