@@ -72,7 +72,7 @@ class Cohort:
     v1: list[Tensor]
     v2: list[Tensor]
     method: Method
-    group: int | None  # of the optimizer; None where the method does not ask for a learning rate: then all groups are one
+    group: int | None  # of the optimizer; None, of all groups, where the method does not ask for a learning rate
     born: int
     _constant: Motion | None = None
 

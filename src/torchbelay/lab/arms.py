@@ -1,0 +1,84 @@
+"""The methods that are compared: the paper's six, and the controls without which a comparison says little."""
+
+from dataclasses import dataclass
+
+from torchbelay.physics.method import Method
+from torchbelay.physics.spring import Spring
+
+BELAY = Spring(k=1.0, m1=10.0, m2=20.0)  # the paper's setting in two dimensions
+EMA = Spring.ema(decay=0.95)
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An inner optimizer with or without an average, at `lr_scale` times the nominal learning rate."""
+
+    name: str
+    inner: str  # a name of arena.INNER
+    method: Method | None = None
+    lr_scale: float = 1.0
+    effective_scale: float = 1.0  # how far a constant gradient moves it, per nominal learning rate
+
+    @property
+    def averages(self) -> bool:
+        """Whether it has a w2 of its own."""
+        return self.method is not None
+
+
+def belay(inner: str, spring: Spring = BELAY, name: str = "BELAY") -> Arm:
+    """BELAY around an optimizer."""
+    return Arm(f"{name}+{inner}", inner, spring, effective_scale=spring.effective_lr_scale)
+
+
+def matched(inner: str, spring: Spring = BELAY) -> Arm:
+    """The control that shows what BELAY's feedback adds: EMA at its averaging rate and its effective learning rate."""
+    scale = spring.effective_lr_scale
+    return Arm(f"matched EMA+{inner}", inner, spring.matched_ema(), lr_scale=scale, effective_scale=scale)
+
+
+def slowed(inner: str, spring: Spring = BELAY) -> Arm:
+    """The simpler control: nothing but BELAY's effective learning rate."""
+    scale = spring.effective_lr_scale
+    return Arm(f"{inner} at BELAY's effective rate", inner, lr_scale=scale, effective_scale=scale)
+
+
+SGD, ADAM = Arm("SGD", "SGD"), Arm("Adam", "Adam")
+EMA_SGD, EMA_ADAM = Arm("EMA+SGD", "SGD", EMA), Arm("EMA+Adam", "Adam", EMA)
+BELAY_SGD, BELAY_ADAM = belay("SGD"), belay("Adam")
+SLOWED_SGD, SLOWED_ADAM = slowed("SGD"), slowed("Adam")
+MATCHED_SGD, MATCHED_ADAM = matched("SGD"), matched("Adam")
+# a constant gradient moves it 1/(1 − μ) times as far
+MOMENTUM_SGD = Arm("momentum", "momentum", effective_scale=1 / (1 - MOMENTUM))
+
+SIX = (BELAY_ADAM, BELAY_SGD, EMA_ADAM, EMA_SGD, ADAM, SGD)
+CONTROLS = (SLOWED_ADAM, SLOWED_SGD, MATCHED_ADAM, MATCHED_SGD)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """An arm at a nominal learning rate."""
+
+    arm: Arm
+    lr: float
+
+    @property
+    def actual_lr(self) -> float:
+        """What the inner optimizer is given."""
+        return self.lr * self.arm.lr_scale
+
+    @property
+    def effective_lr(self) -> float:
+        """How far a constant gradient moves the weights in the long run."""
+        return self.lr * self.arm.effective_scale
+
+    def options(self) -> dict[str, object]:
+        """What a record says of it."""
+        return {
+            "arm": self.arm.name,
+            "inner": self.arm.inner,
+            "method": None if self.arm.method is None else repr(self.arm.method),
+            "lr": self.lr,
+            "inner_lr": self.actual_lr,
+            "effective_lr": self.effective_lr,
+        }

@@ -1,0 +1,83 @@
+"""How every figure looks: one colour a method everywhere, told apart by the colour-blind, and by shape as well.
+
+Colour says what is around the optimizer (BELAY, EMA, nothing, …), the line says what is inside (solid: SGD, dashed:
+Adam). The hues are Okabe and Ito's.
+"""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+BELAY, EMA, PLAIN, MATCHED, SLOWED, MOMENTUM = "#D55E00", "#0072B2", "#555555", "#009E73", "#000000", "#CC79A7"
+
+_HUES = {
+    "BELAY": BELAY,
+    "EMA": EMA,
+    "matched EMA": MATCHED,
+    "SGD": PLAIN,
+    "Adam": PLAIN,
+    "no averaging": PLAIN,
+    "SGD at BELAY's effective rate": SLOWED,
+    "Adam at BELAY's effective rate": SLOWED,
+    "momentum": MOMENTUM,
+    "Adam without momentum": PLAIN,
+}
+
+_RC: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 160,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "torchbelay",  # the same figure is the same file
+}
+
+
+def colour(arm: str) -> str:
+    """The colour of an arm: that of what is around its optimizer."""
+    return _HUES[arm] if arm in _HUES else _HUES[arm.split("+")[0]]
+
+
+def dashes(arm: str) -> str:
+    """The line of an arm: solid around SGD, dashed around Adam."""
+    return "--" if arm.endswith("Adam") or arm.startswith("Adam") else "-"
+
+
+@contextmanager
+def house() -> Iterator[None]:
+    """Draw in the house style, without touching the user's own settings."""
+    with mpl.rc_context(_RC):
+        yield
+
+
+def figure(width: float = 9.0, height: float = 5.0) -> Figure:
+    """An empty figure that belongs to no window."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **more: Any) -> None:
+    """Name a curve at its end, in its own colour."""
+    ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", color=colour, va="center", fontsize=8, **more)
+
+
+def as_bytes(fig: Figure, kind: str) -> bytes:
+    """The figure as a PNG or SVG file, the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
+    with house():
+        fig.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
