@@ -1,0 +1,120 @@
+"""What an average costs: bytes counted exactly, ratios with intervals, and figures. No time is asserted."""
+
+import json
+
+import pytest
+import torch
+
+from torchbelay.lab import overhead, style
+from torchbelay.lab.overhead import ARMS, BELAY, EMA, NETWORKS, PLAIN, TORCH, cost
+from torchbelay.lab.part import Record, Settings
+from torchbelay.lab.records import without_times
+
+QUICK = Settings(seed=0, quick=True)
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    return overhead.run(QUICK, lambda n: None)
+
+
+@pytest.mark.parametrize("network", [network.name for network in NETWORKS])
+def test_bytes_for_each_weight(records: list[Record], network: str) -> None:
+    stay = {arm: overhead.bytes_a_weight(cost(records, network, arm)) for arm in ARMS}
+    # weights 4, gradients 4, two moments 8; a step count for each tensor, and torch's own counter, are all the rest
+    assert stay[PLAIN] == pytest.approx(16, abs=1e-3)
+    assert stay[EMA] == stay[BELAY]
+    assert stay[BELAY] - stay[PLAIN] == pytest.approx(4, abs=1e-9)
+    assert stay[TORCH] - stay[EMA] == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("network", [network.name for network in NETWORKS])
+def test_belay_needs_a_second_copy_while_the_optimizer_steps_and_an_ema_does_not(
+    records: list[Record], network: str
+) -> None:
+    during = {arm: cost(records, network, arm)["bytes_during_update"] for arm in ARMS}
+    assert during[PLAIN] == during[TORCH] == 0
+    assert during[EMA] <= 8  # a number or two
+    assert during[BELAY] - during[EMA] == 4 * cost(records, network, BELAY)["weights"]
+
+
+def test_the_ledger_counts_what_is_alive_at_a_time() -> None:
+    x = torch.zeros(100)
+    with overhead.Ledger() as ledger:
+        first = x + 1  # 400 bytes
+        del first
+        second = x.clone()  # 400 again, after the first has gone
+        second.add_(1)  # in place
+        view = second.view(10, 10)
+        third = view.double()  # 800 on top
+        del second, view, third
+    assert (ledger.peak, ledger.alive) == (1200, 0)
+
+
+def test_arms_train_the_same_network_on_the_same_batch() -> None:
+    trainees = [overhead.trainee(NETWORKS[0], arm, seed=3) for arm in ARMS]
+    for one in trainees[1:]:
+        assert torch.equal(one.images, trainees[0].images)
+        for p, q in zip(one.model.parameters(), trainees[0].model.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("arm", [TORCH, EMA, BELAY])
+def test_an_arm_really_averages(arm: str) -> None:
+    one = overhead.trainee(NETWORKS[0], arm, seed=0)
+    weights = [p.detach().clone() for p in one.model.parameters()]
+    one.step()
+    one.step()  # the lagged average moves from the second step on
+    averages = [t for t in one.averages() if t.is_floating_point()]
+    assert [t.shape for t in averages] == [w.shape for w in weights]
+    assert not torch.equal(averages[0], weights[0])
+    assert not torch.equal(averages[0], next(one.model.parameters()))
+
+
+def test_a_ratio_of_medians_and_its_interval() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = 1 + 0.1 * torch.rand(101, generator=generator, dtype=torch.float64)
+    assert overhead.ratio(2 * noise, noise, seed=0) == pytest.approx((2, 2, 2), rel=1e-15)  # rounds are kept together
+    other = 1 + 0.1 * torch.rand(101, generator=generator, dtype=torch.float64)
+    middle, low, high = overhead.ratio(2 * noise, other, seed=0)
+    assert 1.95 < low < middle < high < 2.05
+    assert middle == float(2 * noise.median() / other.median())
+
+
+def test_one_thread_inside_and_as_many_as_before_outside() -> None:
+    def fail() -> None:
+        with overhead.one_thread():
+            inside.append(torch.get_num_threads())
+            raise RuntimeError("whatever")
+
+    inside, before = [], torch.get_num_threads()
+    with pytest.raises(RuntimeError, match="whatever"):
+        fail()
+    assert (inside, torch.get_num_threads()) == ([1], before)
+
+
+def test_the_same_settings_give_the_same_records_but_for_times(records: list[Record]) -> None:
+    done = []
+    again = overhead.run(QUICK, done.append)
+    assert [without_times(r) for r in again] == [without_times(r) for r in records]
+    assert sum(done) == overhead.plan(QUICK)[0]
+    assert "timing_s" not in without_times(records[0])
+    for r in records:
+        for against in ("to_plain", "to_ema"):
+            t = r["timing_s"][against]
+            assert 0 < t["low"] <= t["high"]
+
+
+def test_the_random_state_of_others_is_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    overhead.trainee(NETWORKS[1], BELAY, seed=0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_figure_is_drawn_from_records_that_have_been_on_disk(records: list[Record]) -> None:
+    (plate,) = overhead.draw(json.loads(json.dumps(records, allow_nan=False)))
+    assert plate.name == "overhead"
+    assert len(style.as_bytes(plate.figure, "png")) > 10_000
+    assert "669,706 weights" in plate.caption
