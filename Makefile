@@ -18,9 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,lab]'
 	@touch $@
 
-reproduce: setup ## what the paper's settings are and do
-	@for s in "--k 1 --m1 10 --m2 20 --curvature 202 --lr 0.01" "--k 1 --m1 2000 --m2 500" "--k 1 --m1 20000 --m2 2000"; do \
-		echo; echo "== torchbelay explain $$s"; $(BIN)/torchbelay explain $$s || exit 1; done
+reproduce: setup ## run the paper's experiments and write report/index.html; some minutes, resumable
+	$(BIN)/torchbelay reproduce all
 
 test: setup ## every test, with coverage
 	$(BIN)/python -m pytest -n auto --cov --cov-report=

@@ -1,4 +1,4 @@
-"""The command `torchbelay`. It needs nothing but the library itself.
+"""The command `torchbelay`. It needs nothing but the library itself, and `reproduce` the extra `lab`.
 
 A subcommand is a function `NAME(args)` that returns the exit status, and an `_add_NAME(commands)`, listed in
 `_COMMANDS`, that declares its arguments. What was typed wrongly ends in one line on stderr and exit status 2.
@@ -13,6 +13,7 @@ import shutil
 import sys
 import textwrap
 import warnings
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from torchbelay import __version__
@@ -242,7 +243,71 @@ def _without_inf(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-_COMMANDS = (_add_explain,)
+# torchbelay reproduce ----------------------------------------------------------------------------------------------
+
+_REPRODUCE_EXAMPLES = """\
+examples:
+  torchbelay reproduce                       everything, in some minutes, into the folder report
+  torchbelay reproduce fig2 robustness       two parts of it; the same command again goes on where it was stopped
+  torchbelay reproduce --quick --out /tmp/x  a small version of everything, to see that it works
+  torchbelay reproduce --dry-run             what would be run
+"""
+
+
+def _add_reproduce(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "reproduce",
+        help="run the paper's experiments and write a report that says which of its claims hold",
+        description="Run the paper's experiments, with the controls that it lacks, and write DIR/index.html.",
+        epilog=_REPRODUCE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parts = "fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring or all (default)"
+    parser.add_argument("parts", nargs="*", metavar="PART", help=parts)
+    parser.add_argument("--out", default="report", metavar="DIR", help="where to (default: report)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (default: 0)")
+    parser.add_argument("--quick", action="store_true", help="a small version; its verdicts mean little")
+    parser.add_argument("--force", action="store_true", help="run again what is there already")
+    parser.add_argument("--jobs", type=steps, metavar="N", help="parts at a time (default: as many as there are cores)")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be run, and run nothing")
+    parser.set_defaults(run=reproduce, parser=parser)
+
+
+LARGEST_SEED = 2**32 - 1  # parts make several seeds of it, which torch wants to be of 64 bits
+
+
+def seed(text: str) -> int:
+    """Read a seed."""
+    if not text.isdecimal() or int(text) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {LARGEST_SEED}")
+    return int(text)
+
+
+def reproduce(args: argparse.Namespace) -> int:
+    """`torchbelay reproduce`: the laboratory."""
+    try:
+        return _reproduce(args)
+    except KeyboardInterrupt:
+        print(f"{args.parser.prog}: stopped; what is finished is kept, and the same command goes on", file=sys.stderr)
+        return 130  # 128 + SIGINT, as shells report it
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    try:
+        from torchbelay.lab.part import LabError, Settings
+        from torchbelay.lab.reproduce import reproduce as run
+    except ModuleNotFoundError as missing:
+        args.parser.error(f"this needs {missing.name}: pip install 'torchbelay[lab]'")
+    settings, jobs = Settings(seed=args.seed, quick=args.quick), args.jobs or os.cpu_count() or 1
+    try:
+        return run(args.parts, Path(args.out), settings, jobs=jobs, force=args.force, dry_run=args.dry_run)
+    except LabError as error:
+        print(f"{args.parser.prog}: {error}", file=sys.stderr)
+        return 2
+
+
+_COMMANDS = (_add_explain, _add_reproduce)
 
 if __name__ == "__main__":
     sys.exit(main())
