@@ -251,7 +251,7 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> No
     assert "directory" in refused(tmp_path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     path = written(tmp_path / "fig1.jsonl")
