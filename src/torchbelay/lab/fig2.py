@@ -95,6 +95,7 @@ def _losses(traced: Sequence[Record]) -> Plate:
         paths.loss_panel(ax, [r for r in traced if r["lr"] == lr])
         ax.set_title(f"learning rate {lr:g}")
     axes[0].set(ylabel="loss", ylim=(1e-13, 1e6))
+    fig.supxlabel(paths.said_of(traced[0]).replace("\n", ", "), fontsize=8)
     handles, labels = axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper center", ncols=6, fontsize=8)
     gone = {r["arm"]: r["diverged_at"] for r in traced if r["lr"] == 0.01 and r["diverged_at"] is not None}

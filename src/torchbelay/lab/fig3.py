@@ -132,7 +132,7 @@ def _paths(records: Sequence[Record]) -> Plate:
         x0, y0 = START[name]
         x = (-1.35 * abs(x0), 1.35 * abs(x0))
         y = (-1.35 * abs(y0), 1.35 * abs(y0))
-        rows.append((f"{name}\n{until} steps", traced, x, y, until))
+        rows.append((name, traced, x, y, until))
         stops.append(f"{name} {START[name]}, {until} steps")
     caption = (
         "The paper's four functions, each method at the paper's own rate for it. Starts and steps: "
@@ -150,7 +150,7 @@ def _losses(records: Sequence[Record]) -> Plate:
     for ax, (name, traced) in zip(axes, _traced(records).items(), strict=True):
         paths.loss_panel(ax, traced)
         ax.axvline(stop(traced) + 1, color="#999999", linewidth=0.8, linestyle=":")
-        ax.set_title(name)
+        ax.set_title(f"{name}, {paths.said_of(traced[0])}".replace("\n", ", "))
         ax.set_ylabel("loss")
     handles, labels = axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper center", ncols=6, fontsize=8)

@@ -140,8 +140,15 @@ def path_grid(
             path(ax, record, until)
             ax.set_title(headings(record), fontsize=8, color=style.colour(record["arm"]), loc="center")
             ax.set(xticks=[], yticks=[])
-        row[0].set_ylabel(label, fontsize=8)
+        row[0].set_ylabel(f"{label}\n{said_of(records[0], until)}", fontsize=8)
+    fig.supxlabel("○ start   ● end   + minimum   thick: the average w2   thin: the weights w1", fontsize=8)
     return fig
+
+
+def said_of(record: Record, until: int | None = None) -> str:
+    """Where a run started and how many steps are shown."""
+    x, y = record["start"]
+    return f"from ({x:g}, {y:g})\n{until or record['steps']:,} steps".replace("-", "−")
 
 
 def loss_panel(ax: Axes, records: Sequence[Record]) -> None:

@@ -26,7 +26,7 @@ def header(part: str, settings: Settings, wall_s: float) -> Record:
         "seed": settings.seed,
         "quick": settings.quick,
         "wall_s": round(wall_s, 2),
-        "device": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "device": f"{platform.machine()}, one thread",
         "torchbelay": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -109,7 +109,11 @@ def _run(console: Console, todo: Sequence[str], out: Path, settings: Settings, j
         for event in work(todo, ALONE, settings, jobs):
             if isinstance(event, Done):
                 head = on_disk.header(event.part, settings, event.wall_s)
-                on_disk.write(path_of(out, event.part), head, event.records)
+                try:
+                    on_disk.write(path_of(out, event.part), head, event.records)
+                except ValueError as error:  # what JSON cannot say
+                    failed[event.part] = f"its records cannot be written: {error}"
+                    continue
                 _failure(out, event.part).unlink(missing_ok=True)
                 bars.update(tasks[event.part], completed=PARTS[event.part].plan(settings)[0])
             elif isinstance(event, Failed):
