@@ -30,7 +30,7 @@ class Belay:
         method: a Spring, a method of `torchbelay.methods`, anything with `coupling(step, lr)`, or a function
             (name, parameter) -> method, or None for a parameter that is not to be averaged.
         spectators: further averages by name, which watch and do not pull.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`; see `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`; see `torchbelay.options.Options`.
 
     >>> from torchbelay import Spring
     >>> model = nn.Linear(3, 1)
@@ -272,4 +272,4 @@ class Belay:
             about = [f"begins after step {self._options.start}"]
         if len(self._averages) > 1:
             about.append(f"spectators {', '.join(list(self._averages)[1:])}")
-        return f"Belay({'; '.join(about)}; impl={self._stepper.around.name!r}; step {self.step})"
+        return f"Belay({'; '.join(about)}; impl={self._stepper.path()!r}; step {self.step})"

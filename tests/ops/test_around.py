@@ -297,7 +297,7 @@ def test_auto_names_what_it_chose():
 
 
 def test_an_unknown_implementation_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"^impl='fast' is unknown; choose one of 'auto', 'foreach', 'reference'$"):
+    with pytest.raises(ValueError, match=r"^impl='fast' is unknown; choose one of 'auto', 'foreach', 'reference', 'triton'$"):
         choose("fast")
 
 

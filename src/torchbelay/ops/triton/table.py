@@ -1,0 +1,158 @@
+"""Where the tensors of a model are, written down for the device: a row of addresses each, and a map of blocks.
+
+What goes to the device is never overwritten there: a captured CUDA graph may still read it. It is made anew when
+something has changed.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..around import is_capturing
+from ..foreach import Tensors
+from . import kernels
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+BLOCK = 1024
+
+_address = Tensor.data_ptr
+
+
+class Follower(NamedTuple):
+    """An average of one tensor: its memory, and the cohort whose numbers move it."""
+
+    w2: Tensor
+    v1: Tensor | None
+    v2: Tensor | None
+    cohort: int
+
+
+class State(NamedTuple):
+    """What an optimizer keeps of one tensor."""
+
+    first: Tensor | None
+    second: Tensor | None
+    step: Tensor | None
+    group: int
+
+
+def addresses(tensors: Sequence[Tensor]) -> list[int]:
+    """Where each tensor's memory begins."""
+    return list(map(_address, tensors))
+
+
+def fits(w1: Tensor, *others: Tensor) -> bool:
+    """Whether kernels can take these as flat memory: real, of 16 or 32 bits, dense, and laid out alike."""
+    return (
+        w1.layout == torch.strided
+        and all(t.dtype in KINDS and t.layout == torch.strided and t.device == w1.device for t in (w1, *others))
+        and all(t.shape == w1.shape and (t.stride() == w1.stride() or t.numel() < 2) for t in others)
+        and _is_dense(w1)
+        and type(w1) in (Tensor, torch.nn.Parameter)
+    )
+
+
+def _is_dense(t: Tensor) -> bool:
+    if t.is_contiguous():
+        return True
+    order = sorted(range(t.dim()), key=lambda d: (t.stride(d), t.shape[d]), reverse=True)
+    return t.permute(order).is_contiguous()
+
+
+def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers, on the device without waiting for it."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    if is_capturing(device):
+        raise RuntimeError(
+            "a graph is being captured, and the averages' tensors are not what they were in the last step; take a step "
+            "before capturing, with the same model and averages"
+        )
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+class Mirror:
+    """A list of numbers that seldom changes, on the device.
+
+    In a graph that is being captured it is copied anew, from memory that is the graph's own from then on.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._size, self._dtype, self._device = size, dtype, device
+        self._values: list[Any] | None = None
+        self._there: Tensor | None = None
+        self._spare: Tensor | None = None  # pinned before anybody captures: then it would be too late
+        self._captured: list[Tensor] = []
+
+    def get(self, values: list[Any]) -> Tensor:
+        """The values on the device; nothing is copied if they are what they were."""
+        capturing = is_capturing(self._device)
+        if self._device.type == "cuda" and self._spare is None and not capturing:
+            self._spare = torch.empty(self._size, dtype=self._dtype, pin_memory=True)
+        if self._there is not None and values == self._values:
+            return self._there
+        if not capturing:
+            self._there, self._values = upload(values, self._dtype, self._device), values
+            return self._there
+        if self._spare is None:
+            raise RuntimeError("take a step of the optimizer before capturing one, as it needs too")
+        pinned, self._spare = self._spare, None
+        pinned.copy_(torch.tensor(values, dtype=self._dtype))
+        there = torch.empty(self._size, dtype=self._dtype, device=self._device).copy_(pinned, non_blocking=True)
+        self._captured += [pinned, there]
+        return there
+
+
+class Table:
+    """Rows of addresses for tensors of one device, each with the averages that follow it."""
+
+    def __init__(
+        self,
+        w1: Tensors,
+        followers: Sequence[Sequence[Follower]],
+        states: Sequence[State] | None = None,
+        *,
+        none: int = 0,
+        block: int = BLOCK,
+    ) -> None:
+        self.w1, self.followers, self.states, self.block = list(w1), followers, states, block
+        self.device = self.w1[0].device
+        self.addresses = addresses(self.w1)
+        self.averages = max(1, *map(len, followers)) if followers else 1
+        self.gaps = any(len(each) < self.averages for each in followers)
+        self.columns = int(kernels.HEAD) + int(kernels.SLOT) * self.averages
+        self.kinds = 0
+        counts = [-(-t.numel() // block) for t in self.w1]
+        firsts = [0, *accumulate(counts)]
+        self.blocks = firsts[-1]
+        place = 0
+        rows = []
+        for i, (t, where) in enumerate(zip(self.w1, self.addresses, strict=True)):
+            state = State(None, None, None, 0) if states is None else states[i]
+            kind = 3 * KINDS[t.dtype] + KINDS[followers[i][0].w2.dtype if followers[i] else t.dtype]
+            self.kinds |= 1 << kind
+            moments = [_where(state.first), _where(state.second)]
+            slots = [[_where(f.w2), _where(f.v1), _where(f.v2), f.cohort] for f in followers[i]]
+            rest = [slots[0][0] if slots else where, 0, 0, none]  # memory that can be read, and is left as it is
+            slots += [rest] * (self.averages - len(slots))
+            aligned = all(a % 16 == 0 for a in (where, *moments, *(a for slot in slots for a in slot[:3])))
+            row = [t.numel(), firsts[i], kind, int(aligned), where, place, *moments, state.group, _where(state.step)]
+            rows.append(sum(slots, row))
+            place += -(-t.numel() * t.itemsize // 16) * 16
+        self.copy_bytes = place
+        self.rows = upload(rows, torch.int64, self.device)
+        each = upload(counts, torch.int64, self.device)
+        self.map = torch.repeat_interleave(
+            torch.arange(len(counts), dtype=torch.int32, device=self.device), each, output_size=self.blocks
+        )
+
+    def is_current(self) -> bool:
+        """Whether the weights are where they were."""
+        return addresses(self.w1) == self.addresses
+
+
+def _where(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
