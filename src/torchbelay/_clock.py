@@ -35,10 +35,13 @@ class Clock:
             self._there[device] = torch.tensor(self.count, device=device)
         return self._there[device]
 
-    def tick(self, keep: Tensor | None) -> None:
-        """Count a step; `keep`, if given, is 1 on the device where it took place and 0 where not."""
+    def tick(self, keep: Tensor | None, *, there: bool = False) -> None:
+        """Count a step; `keep`, if given, is 1 on the device where it took place and 0 where not.
+
+        There it may have been counted already.
+        """
         taken = None if keep is None else keep.to(torch.int64)
-        for device, count in self._there.items():
+        for device, count in self._there.items() if not there else ():
             count += 1 if taken is None else taken.to(device, non_blocking=True)
         if any(map(is_capturing, self._there)):
             self._replayed = True

@@ -126,6 +126,11 @@ class Stepper:
             work.buffers += [(own, now[name], weight) for name, own in average.buffers.items() if name in now]
 
     @property
+    def parameters(self) -> list[Tensor]:
+        """All that the optimizer holds, in its order; the same list for as long as it holds the same."""
+        return self._roster.parameters
+
+    @property
     def work(self) -> Work:
         """The step under way, for an optimizer that was told to expect it."""
         assert self._work is not None
@@ -177,7 +182,7 @@ class Stepper:
                 foreach.overwrite_(own, buffer, work.keep)
         if self._options.buffers == "copy":
             self._forget_buffers(work.keep)
-        self.clock.tick(work.keep)
+        self.clock.tick(work.keep, there=work.carried)
         if not self.began and self.clock.count >= self._options.start:
             self.begin()
 
@@ -328,7 +333,7 @@ class Stepper:
                     f"{len(gone[name])} parameter(s) were taken from", gone[name][0], f"{name!r} averages them no more"
                 )
             if average.pulls:
-                warn_of_feedback(new, self._optimizer)
+                warn_of_feedback(new, self._optimizer, rounding=self._options.rounding)
 
     def refresh_names(self) -> None:
         """Call every entry by the name that the model has for its parameter now."""

@@ -9,8 +9,7 @@ ordinary coupling.
 leaves `p.grad` as it is; torch's own fused step unscales it in place under GradScaler.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ class _Fusing(torch.optim.Optimizer):
     _expected: Sequence["Stepper"] = ()
     _pass: Any = None
     _states: Sequence[Any] = ()
+    _owners: Sequence[tuple[Tensor, int]] = ()
 
     def expect(self, stepper: "Stepper") -> bool:
         """Told before a step that averages want to come along."""
@@ -78,21 +78,29 @@ class _Fusing(torch.optim.Optimizer):
 
     def _gradients(self, rule: str, stepper: "Stepper") -> list[int] | None:
         """Where the gradients are, once the pass is known to fit them."""
-        moves, parameters = stepper.work.moves, [p for group in self.param_groups for p in group["params"]]
-        states = list(chain.from_iterable(map(dict.values, self.state.values())))
-        known = self._pass
+        moves, known = stepper.work.moves, self._pass
         if (
-            known is None
-            or known.rule != rule
-            or not _identical(parameters, known.parameters)
-            or not _identical(states, self._states)
-            or not known.is_current(moves)
+            known is not None
+            and known.rule == rule
+            and known.parameters is stepper.parameters
+            and _identical(self.state.values(), self._states)
+            and known.is_current(moves)
         ):
-            self._init_states()
-            own = [self._state(p, i) for i, group in enumerate(self.param_groups) for p in group["params"]]
-            self._pass = known = stepper.around.fused(rule, parameters, own, moves)  # type: ignore[attr-defined]
-            self._states = list(chain.from_iterable(map(dict.values, self.state.values())))
-        return None if known is None else known.gradients()
+            gradients: list[int] | None = known.gradients(self._state_of)
+            if gradients is not None:
+                return gradients
+        if not all(map(_is_usual, stepper.parameters)):
+            return None
+        self._init_states()
+        self._owners = [(p, i) for i, group in enumerate(self.param_groups) for p in group["params"]]
+        states = list(map(self._state_of, range(len(self._owners))))
+        self._pass = known = stepper.around.fused(rule, stepper.parameters, states, moves)  # type: ignore[attr-defined]
+        self._states = list(self.state.values())
+        return None if known is None else known.gradients(self._state_of)
+
+    def _state_of(self, index: int) -> Any:
+        p, group = self._owners[index]
+        return self._state(p, group)
 
     def _rule(self) -> str | None:
         """Which update this is, if the kernel has it and every group agrees."""
@@ -114,7 +122,13 @@ class _Fusing(torch.optim.Optimizer):
         """Make the state of parameters that have a gradient for the first time."""
 
 
-def _identical(xs: Sequence[Any], ys: Sequence[Any]) -> bool:
+def _is_usual(p: Tensor) -> bool:
+    """Whether the gradient, if any, is laid out like its weights."""
+    g = p.grad
+    return g is None or (g.layout == p.layout == torch.strided and g.dtype == p.dtype and g.stride() == p.stride())
+
+
+def _identical(xs: Collection[Any], ys: Collection[Any]) -> bool:
     return len(xs) == len(ys) and all(map(is_, xs, ys))
 
 

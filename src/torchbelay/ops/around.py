@@ -4,6 +4,7 @@ Ways to do the same: `Foreach`; `Reference`, which is slow, keeps a copy always 
 launch for a whole model (`torchbelay.ops.triton`), where there is a GPU for it.
 """
 
+import os
 from collections.abc import Sequence
 from functools import reduce
 from importlib.util import find_spec
@@ -98,6 +99,9 @@ class Around(Protocol):
     def used_for(self, lists: Lists) -> str:
         """The name of what is used for such tensors."""
 
+    def exchange_(self, x: Tensors, y: Tensors) -> None:
+        """Let the two lists, of one dtype a pair, trade their contents in place, all of them or none."""
+
 
 class Count(Protocol):
     """Steps taken so far, as a number that stays on the device."""
@@ -143,6 +147,10 @@ class Foreach:
         """Itself, for all."""
         return self.name
 
+    def exchange_(self, x: Tensors, y: Tensors) -> None:
+        """By way of a scratch buffer."""
+        foreach.exchange_(x, y)
+
     def needs_copy(self, motion: Motion) -> bool:
         """True for velocities, and for couplings that no split around the step gives."""
         return motion.swings or motion.coupling.needs_copy
@@ -179,6 +187,10 @@ class Reference:
     def used_for(self, lists: Lists) -> str:
         """Itself, for all."""
         return self.name
+
+    def exchange_(self, x: Tensors, y: Tensors) -> None:
+        """By way of a scratch buffer."""
+        foreach.exchange_(x, y)
 
     def needs_copy(self, motion: Motion) -> bool:
         """Always: everything is computed from what was before the step."""
@@ -221,6 +233,11 @@ def check(impl: str) -> None:
 def is_capturing(device: torch.device) -> bool:
     """Whether what is launched there now is recorded in a graph, to be run later, instead of run."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs its kernels on the host, one program after the other, as it does in tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def has_triton() -> bool:

@@ -1,6 +1,5 @@
 """The coupling around somebody else's optimizer: one launch for a whole model after its step, or before it, or both."""
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
@@ -10,13 +9,16 @@ from weakref import WeakKeyDictionary
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from ..around import IMPLEMENTATIONS, Count, Lists, Move, Ready, is_capturing
+from .. import foreach
+from ..around import IMPLEMENTATIONS, Count, Lists, Move, Ready, is_capturing, is_interpreted
+from ..foreach import Tensors
 from . import kernels
 from .numbers import Numbers, is_idle, splits
 from .table import Follower, Table, fits
 
-WARPS = 8
+WARPS = 4  # 8 elements a thread: the fastest of what was tried on an H200
 
 
 class Triton:
@@ -40,8 +42,11 @@ class Triton:
         """Which of the two ways."""
         return self.name if self.counts(lists) else "foreach"
 
+    def _runs_on(self, t: Tensor) -> bool:
+        return t.is_cuda or (self._strict and is_interpreted())
+
     def _takes(self, w1: Sequence[Tensor]) -> bool:
-        if all(t.is_cuda or (self._strict and is_interpreted()) for t in w1):
+        if all(map(self._runs_on, w1)):
             return True
         if self._strict:
             where = next(t.device for t in w1 if not t.is_cuda)
@@ -72,7 +77,25 @@ class Triton:
 
     def _pass(self, moves: list[Move]) -> "Pass":
         table = Table(*follow(moves), none=len(moves)) if self.counts(moves[0].lists) else None
+        if table is None and self._stochastic and pulls(moves):
+            for w in moves[0].lists.w1:
+                if w.dtype == torch.bfloat16:
+                    raise ValueError(
+                        f"rounding='stochastic' needs weights that kernels can take, and one of shape {tuple(w.shape)} "
+                        f"on {w.device} with strides {w.stride()} is none; use rounding='nearest'"
+                    )
         return Pass(moves, table, stochastic=self._stochastic)
+
+    def exchange_(self, x: Tensors, y: Tensors) -> None:
+        """In one launch and without a scratch buffer, where the tensors allow it."""
+        usual = [self._runs_on(s) and fits(s, t) and s.dtype == t.dtype for s, t in zip(x, y, strict=True)]
+        pairs = [pair for pair, yes in zip(zip(x, y, strict=True), usual, strict=True) if yes]
+        others = [pair for pair, yes in zip(zip(x, y, strict=True), usual, strict=True) if not yes]
+        devices = {s.device for s, _ in pairs}
+        tables = [exchange_table([pair for pair in pairs if pair[0].device == device]) for device in devices]
+        foreach.exchange_([s for s, _ in others], [t for _, t in others])  # all that may fail has been done by now
+        for table in tables:
+            exchanged(table)
 
     def fused(self, rule: str, parameters: list[Tensor], states: list[Any], moves: Sequence[Move]) -> "Any | None":
         """The same in one pass with an optimizer, or None where that cannot be."""
@@ -85,11 +108,6 @@ class Triton:
             for p, state in zip(parameters, states, strict=True)
         )
         return Fused(rule, parameters, states, moves, stochastic=self._stochastic) if alike else None
-
-
-def is_interpreted() -> bool:
-    """Whether Triton runs its kernels on the host, one program after the other, as it does in tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def swings(move: Move) -> tuple[bool, bool]:
@@ -254,16 +272,23 @@ def moved(
             SWING1=swings[0], SWING2=swings[1], RESTS=numbers.rests or table.gaps, KEEP=keep is not None,
             SCALED=scale is not None, HOLES=holes, STOCHASTIC=stochastic, BLOCK=table.block, num_warps=WARPS,
         )  # fmt: skip
+    if pulls or grads is not None:
+        increment_version(table.w1)  # so that autograd notices, as it does where torch itself writes
 
 
-def exchanged(x: list[Tensor], y: list[Tensor]) -> None:
-    """Let two lists, of one dtype each pair, trade their contents."""
-    table = Table(x, [[Follower(t, None, None, 0)] for t in y])
+def exchange_table(pairs: Sequence[tuple[Tensor, Tensor]]) -> Table:
+    """For tensors that are to trade places with others of their dtype."""
+    return Table([x for x, _ in pairs], [[Follower(y, None, None, 0)] for _, y in pairs])
+
+
+def exchanged(table: Table) -> None:
+    """Let the tensors of such a table trade their contents."""
     if table.blocks:
         with on(table.device):
             kernels.exchange[(table.blocks,)](
                 table.rows, table.map, COLUMNS=table.columns, KINDS=table.kinds, BLOCK=table.block, num_warps=WARPS
             )
+        increment_version(table.w1)
 
 
 def on(device: torch.device) -> Any:

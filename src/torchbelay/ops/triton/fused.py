@@ -4,9 +4,9 @@ The optimizer's own step counts and the numbers that follow from them (bias corr
 launch of their own, in float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf, log
-from operator import attrgetter
+from operator import attrgetter, is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -17,14 +17,15 @@ from ..around import Count, Move, is_capturing
 from . import kernels
 from .around import follow, moved, on, pulls, says, swings
 from .numbers import Numbers
-from .table import Mirror, State, Table, addresses, fits
+from .table import Mirror, State, Table
 
 RULES = {
     name: getattr(kernels, name.upper()) for name in ("adam", "adamw", "sgd", "momentum", "nesterov")
 }
 TILE = 256
+WINDOW = 64
 
-_gradient, _address, _is_contiguous = attrgetter("grad"), Tensor.data_ptr, Tensor.is_contiguous
+_gradient, _address = attrgetter("grad"), Tensor.data_ptr
 
 
 class Hyper(NamedTuple):
@@ -46,6 +47,14 @@ def _log(x: float) -> float:
     return log(x) if x > 0 else -inf
 
 
+def _moments(state: State) -> tuple[int, ...]:
+    return tuple(0 if t is None else t.data_ptr() for t in state[:3])
+
+
+def _alike(grad: Tensor, p: Tensor) -> bool:
+    return grad.is_contiguous() if p.is_contiguous() else grad.stride() == p.stride()
+
+
 class Fused:
     """The pass for these parameters, their states and the moves of their averages."""
 
@@ -62,8 +71,9 @@ class Fused:
         self._swings = swings(moves[0])
         self._stochastic = stochastic and any(t.dtype == torch.bfloat16 for t in parameters)
         self._said: list[Any] = []
-        self._state_addresses = self._states_are_at()
-        self._contiguous = all(p.is_contiguous() for p in parameters)
+        self._moments = list(map(_moments, states))
+        self._kept = [t.untyped_storage() for state in states for t in state[:3] if t is not None]
+        self._next = 0
         self._stateless = [i for i, state in enumerate(states) if rule != "sgd" and state.first is None]
         self._laid_out: list[int] = []  # addresses of gradients that are known to be laid out like their weights
         groups = 1 + max(state.group for state in states)
@@ -73,37 +83,43 @@ class Fused:
         self._shares = torch.empty(len(parameters) * int(kernels.SHARE), device=self._device)
         self._captured: list[object] = []
 
-    def _states_are_at(self) -> list[int]:
-        # One tensor of each: what moves an optimizer's state about in memory moves all of a parameter's.
-        return addresses([state.first for state in self.states if state.first is not None])
-
     def is_current(self, moves: Sequence[Move]) -> bool:
-        """Whether weights, states and averages are the tensors that they were, where they were."""
+        """Whether weights and averages are the tensors that they were, where they were."""
         return (
             [move.lists for move in moves] == self._lists
             and swings(moves[0]) == self._swings
             and self._table.is_current()
-            and self._states_are_at() == self._state_addresses
         )
 
-    def gradients(self) -> list[int] | None:
-        """Addresses of the gradients, 0 for none; None if one is not laid out like its weights."""
-        grads = list(map(_gradient, self.parameters))
+    def gradients(self, state: Callable[[int], State]) -> list[int] | None:
+        """Addresses of the gradients, 0 for none; None if something is not as the pass expects it.
+
+        Gradients are laid out like their weights, unless somebody put others there, and optimizer states stay in
+        place, unless somebody moves them. Looking at all of them would cost more than the rest of the step, so it is
+        done when a gradient is in a new place, and else for WINDOW parameters a step, in turn.
+        """
+        parameters = self.parameters
         try:
-            found = list(map(_address, grads))
-            there, weights = grads, self.parameters
+            found = list(map(_address, map(_gradient, parameters)))
         except TypeError:  # some have none
-            found = [0 if g is None else g.data_ptr() for g in grads]
-            there = [g for g in grads if g is not None]
-            weights = [p for p, g in zip(self.parameters, grads, strict=True) if g is not None]
+            found = [0 if p.grad is None else p.grad.data_ptr() for p in parameters]
         except RuntimeError:  # sparse
             return None
         if any(found[i] for i in self._stateless):
             return None
-        if found != self._laid_out or not self._contiguous or not all(map(_is_contiguous, there)):
-            if not all(g.dtype == p.dtype and fits(p, g) for p, g in zip(weights, there, strict=True)):
+        if found != self._laid_out:
+            window: Iterable[int] = range(len(parameters))
+        else:
+            window = range(self._next, min(self._next + WINDOW, len(parameters)))
+        self._next = window[-1] + 1 if window[-1] + 1 < len(parameters) else 0
+        for i in window:
+            p, known, now = parameters[i], self.states[i], state(i)
+            if any(map(is_not, known, now)) or self._moments[i] != _moments(now):
                 return None
-            self._laid_out = found
+            grad = p.grad
+            if grad is not None and not (grad.dtype == p.dtype and grad.layout == p.layout and _alike(grad, p)):
+                return None
+        self._laid_out = found
         return found
 
     def run(

@@ -1,12 +1,12 @@
 """Where the tensors of a model are, written down for the device: a row of addresses each, and a map of blocks.
 
-What goes to the device is never overwritten there: a captured CUDA graph may still read it. It is made anew when
-something has changed.
+A captured CUDA graph reads all of it at every replay: what a graph has seen is never overwritten.
 """
 
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,33 +75,37 @@ def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -
 
 
 class Mirror:
-    """A list of numbers that seldom changes, on the device.
+    """A list of numbers that seldom changes, in one place on the device. A graph gets a copy of its own."""
 
-    In a graph that is being captured it is copied anew, from memory that is the graph's own from then on.
-    """
+    CODES: ClassVar = {torch.int64: "q", torch.float64: "d"}
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._size, self._dtype, self._device = size, dtype, device
-        self._values: list[Any] | None = None
-        self._there: Tensor | None = None
-        self._spare: Tensor | None = None  # pinned before anybody captures: then it would be too late
+        self._dtype, self._values = dtype, [0] * size
+        self._there = torch.zeros(size, dtype=dtype, device=device)
+        self._is_cuda = device.type == "cuda"
+        # Pinned in time for the first graph: while one is being captured it would be too late.
+        self._spare = torch.empty(size, dtype=dtype, pin_memory=True) if self._is_cuda else None
         self._captured: list[Tensor] = []
 
     def get(self, values: list[Any]) -> Tensor:
         """The values on the device; nothing is copied if they are what they were."""
-        capturing = is_capturing(self._device)
-        if self._device.type == "cuda" and self._spare is None and not capturing:
-            self._spare = torch.empty(self._size, dtype=self._dtype, pin_memory=True)
-        if self._there is not None and values == self._values:
-            return self._there
-        if not capturing:
-            self._there, self._values = upload(values, self._dtype, self._device), values
-            return self._there
+        if is_capturing(self._there.device):
+            return self._for_a_graph(values)
+        if self._is_cuda and self._spare is None:
+            self._spare = torch.empty(len(values), dtype=self._dtype, pin_memory=True)
+        if values != self._values:
+            here = torch.frombuffer(array(self.CODES[self._dtype], values), dtype=self._dtype)
+            # another pinned buffer each time: the last one may not have been read yet
+            self._there.copy_(here.pin_memory() if self._is_cuda else here, non_blocking=True)
+            self._values = values
+        return self._there
+
+    def _for_a_graph(self, values: list[Any]) -> Tensor:
         if self._spare is None:
-            raise RuntimeError("take a step of the optimizer before capturing one, as it needs too")
+            raise RuntimeError("take a step of the optimizer between capturing two graphs of it")
         pinned, self._spare = self._spare, None
         pinned.copy_(torch.tensor(values, dtype=self._dtype))
-        there = torch.empty(self._size, dtype=self._dtype, device=self._device).copy_(pinned, non_blocking=True)
+        there = torch.empty_like(self._there).copy_(pinned, non_blocking=True)
         self._captured += [pinned, there]
         return there
 
