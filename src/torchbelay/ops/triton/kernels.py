@@ -49,7 +49,7 @@ def look(
         _look_for_cohorts(count, plans, laws, rows, current, COHORTS, WIDTH)
         if RULE >= ADAM:
             if KEEP:
-                tl.store(count, tl.load(count) + (tl.load(keep) != 0))
+                tl.store(count, tl.load(count) + tl.where(tl.load(keep) != 0, 1, 0))
             else:
                 tl.store(count, tl.load(count) + 1)
     elif RULE >= ADAM:
@@ -102,7 +102,7 @@ def _look_for_tensors(
     if RULE == ADAM or RULE == ADAMW:
         moves = there & (tl.load(grads + each, there, 0) != 0)
         if KEEP:
-            moves = moves & (tl.load(keep) != 0)
+            moves = moves & (tl.zeros([TILE], tl.float32) + tl.load(keep) != 0)
         counter = tl.load(row + STEP, there, 0).to(tl.pointer_type(tl.float32))
         step = tl.load(counter, moves, 0.0) + 1
         tl.store(counter, step, moves)
