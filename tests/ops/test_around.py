@@ -269,9 +269,17 @@ def test_an_implementation_is_chosen_by_its_name(name):
     assert choose(name) is IMPLEMENTATIONS[name]
 
 
-def test_auto_names_what_it_chose():
+def test_auto_is_foreach_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose("auto") is FOREACH
-    assert choose("auto").name in IMPLEMENTATIONS
+
+
+def test_auto_is_triton_where_there_is_a_gpu_and_foreach_without_triton(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pytest.importorskip("triton", reason="there is no Triton to choose")
+    assert choose("auto").name == "triton"
+    monkeypatch.setattr("torchbelay.ops.around.find_spec", lambda name: None)
+    assert choose("auto") is FOREACH
 
 
 def test_an_unknown_implementation_is_refused_with_the_known_ones():

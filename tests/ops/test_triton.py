@@ -215,8 +215,8 @@ def test_a_tensor_that_an_average_leaves_out_is_left_to_the_others() -> None:
 def test_nan_and_inf_are_carried_through() -> None:
     strange = torch.tensor([1.0, nan, inf, -inf, 2.0, 2.0, 2.0], device=WHERE)
     mine, theirs = (Tensors([strange.clone()], [strange.flip(0)]) for _ in range(2))
-    take(kernel(), [still(mine, Motion(Coupling(0.25, 0.5, 0.75, 0.5)))])
-    foreach.pull_together_(theirs.w1, theirs.w2, 0.25, 0.5)
+    take(kernel(), [still(mine, Motion(Coupling(0.25, 0.3, 0.75, 0.3)))])
+    foreach.pull_together_(theirs.w1, theirs.w2, 0.25, 0.3)
     torch.testing.assert_close(mine.all(), theirs.all(), rtol=1e-6, atol=0, equal_nan=True)
     assert not mine.w1[0][:4].isfinite()[1:].any()
 
