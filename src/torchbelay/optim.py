@@ -30,7 +30,7 @@ class _Fusing(torch.optim.Optimizer):
     _expected: Sequence["Stepper"] = ()
     _pass: Any = None
     _states: Sequence[Any] = ()
-    _owners: Sequence[tuple[Tensor, int]] = ()
+    _owners: Sequence[tuple[dict[str, Any], int]] = ()  # every parameter's state and group
 
     def expect(self, stepper: "Stepper") -> bool:
         """Told before a step that averages want to come along."""
@@ -92,15 +92,15 @@ class _Fusing(torch.optim.Optimizer):
         if not all(map(_is_usual, stepper.parameters)):
             return None
         self._init_states()
-        self._owners = [(p, i) for i, group in enumerate(self.param_groups) for p in group["params"]]
+        groups = enumerate(self.param_groups)
+        self._owners = [(self.state.get(p, {}), i) for i, group in groups for p in group["params"]]
         states = list(map(self._state_of, range(len(self._owners))))
         self._pass = known = stepper.around.fused(rule, stepper.parameters, states, moves)  # type: ignore[attr-defined]
         self._states = list(self.state.values())
         return None if known is None else known.gradients(self._state_of)
 
     def _state_of(self, index: int) -> Any:
-        p, group = self._owners[index]
-        return self._state(p, group)
+        return self._state(*self._owners[index])
 
     def _rule(self) -> str | None:
         """Which update this is, if the kernel has it and every group agrees."""
@@ -115,7 +115,7 @@ class _Fusing(torch.optim.Optimizer):
     def _hyper(self, group: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def _state(self, p: Tensor, group: int) -> Any:
+    def _state(self, own: dict[str, Any], group: int) -> Any:
         raise NotImplementedError
 
     def _init_states(self) -> None:
@@ -197,10 +197,9 @@ class Adam(_Fusing, torch.optim.Adam):
             return None
         return Hyper(lr, beta1, beta2, group["eps"], group["weight_decay"])
 
-    def _state(self, p: Tensor, group: int) -> Any:
+    def _state(self, own: dict[str, Any], group: int) -> Any:
         from .ops.triton.table import State
 
-        own = self.state.get(p, {})
         return State(own.get("exp_avg"), own.get("exp_avg_sq"), own.get("step"), group)
 
     def _init_states(self) -> None:
@@ -242,7 +241,7 @@ class SGD(_Fusing, torch.optim.SGD):
         lr = _rate(group)
         return None if lr is None else Hyper(lr, group["momentum"], group["dampening"], 0.0, group["weight_decay"])
 
-    def _state(self, p: Tensor, group: int) -> Any:
+    def _state(self, own: dict[str, Any], group: int) -> Any:
         from .ops.triton.table import State
 
-        return State(self.state.get(p, {}).get("momentum_buffer"), None, None, group)
+        return State(own.get("momentum_buffer"), None, None, group)

@@ -15,8 +15,7 @@ from torchbelay._average import Cohort
 from torchbelay.ops import foreach, reference
 from torchbelay.ops.around import Motion, Move, Score
 from torchbelay.ops.foreach import Swing
-from torchbelay.ops.triton import around as launches
-from torchbelay.ops.triton import kernels
+from torchbelay.ops.triton import kernels, launch
 from torchbelay.ops.triton.numbers import Numbers
 from torchbelay.ops.triton.table import BLOCK, Follower, Table, fits
 from torchbelay.physics import methods
@@ -106,7 +105,7 @@ def test_the_device_finds_the_numbers_of_every_step(name: str, first: int) -> No
     numbers = Numbers.of([Move(cohort, None, cohort.score(1))], "whole", torch.device(WHERE))
     assert numbers.varies
     for step in range(first, first + 4):
-        launches.looked(numbers, torch.tensor(step + 5 - 1, device=WHERE))
+        launch.look(numbers, torch.tensor(step + 5 - 1, device=WHERE))
         c = method.coupling(step, 0.0)
         found = numbers.current[0].tolist()
         assert found[:4] == pytest.approx([c.a, c.b, c.p, c.q], rel=1e-6)  # float32 has them
@@ -160,7 +159,7 @@ def test_offsets_beyond_two_to_the_31_are_not_cut() -> None:
     for column in (int(kernels.W1), int(kernels.HEAD) + int(kernels.W2)):
         row[column] -= 4 * away
     numbers = Numbers.of([still(mine, Motion(Coupling(0.0, 0.25, 1.0, 0.25)))], "after", torch.device(WHERE))
-    launches.moved(table, numbers, keep=None, count=Counter().count)
+    launch.move(table, numbers, keep=None, count=Counter().count)
     torch.testing.assert_close(mine.w2[0], expected, rtol=1e-6, atol=1e-7)
 
 
@@ -169,13 +168,13 @@ class Launches:
 
     def __init__(self, monkeypatch) -> None:
         self.count = 0
-        launch = launches.moved
+        move = launch.move
 
         def counted(*args, **kwargs) -> None:
             self.count += 1
-            launch(*args, **kwargs)
+            move(*args, **kwargs)
 
-        monkeypatch.setattr(launches, "moved", counted)
+        monkeypatch.setattr(launch, "move", counted)
 
 
 def test_one_launch_whatever_the_dtypes_and_the_number_of_averages(monkeypatch) -> None:

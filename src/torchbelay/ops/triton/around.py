@@ -1,24 +1,19 @@
 """The coupling around somebody else's optimizer: one launch for a whole model after its step, or before it, or both."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-import triton
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from .. import foreach
 from ..around import IMPLEMENTATIONS, Count, Lists, Move, Ready, is_capturing, is_interpreted
 from ..foreach import Tensors
-from . import kernels
+from . import kernels, launch
 from .numbers import Numbers, is_idle, splits
 from .table import Follower, Table, fits
-
-WARPS = 4  # 8 elements a thread: the fastest of what was tried on an H200
 
 
 class Triton:
@@ -92,10 +87,10 @@ class Triton:
         pairs = [pair for pair, yes in zip(zip(x, y, strict=True), usual, strict=True) if yes]
         others = [pair for pair, yes in zip(zip(x, y, strict=True), usual, strict=True) if not yes]
         devices = {s.device for s, _ in pairs}
-        tables = [exchange_table([pair for pair in pairs if pair[0].device == device]) for device in devices]
+        tables = [launch.exchange_table([pair for pair in pairs if pair[0].device == device]) for device in devices]
         foreach.exchange_([s for s, _ in others], [t for _, t in others])  # all that may fail has been done by now
         for table in tables:
-            exchanged(table)
+            launch.exchange(table)
 
     def fused(self, rule: str, parameters: list[Tensor], states: list[Any], moves: Sequence[Move]) -> "Any | None":
         """The same in one pass with an optimizer, or None where that cannot be."""
@@ -172,7 +167,7 @@ class Pass:
         copy = None
         if self.rule is kernels.COPIED:
             copy = torch.empty(self.table.copy_bytes, dtype=torch.uint8, device=self.table.device)
-            copied(self.table, copy)
+            launch.copy(self.table, copy)
         return _Launch(self, self.table, copy, count.on(self.table.device))
 
 
@@ -184,12 +179,12 @@ class _Launch(NamedTuple):
 
     def before(self, keep: Tensor | None) -> None:
         if self.of.ahead is not None:
-            looked(self.of.ahead, self.count)
-            moved(self.table, self.of.ahead, keep=keep, count=self.count)
+            launch.look(self.of.ahead, self.count)
+            launch.move(self.table, self.of.ahead, keep=keep, count=self.count)
 
     def after(self, keep: Tensor | None) -> None:
-        looked(self.of.numbers, self.count)
-        moved(
+        launch.look(self.of.numbers, self.count)
+        launch.move(
             self.table,
             self.of.numbers,
             keep=keep,
@@ -216,81 +211,3 @@ def follow(moves: Iterable[Move]) -> tuple[list[Tensor], list[list[Follower]]]:
             v1, v2 = m.v1[i] if m.v1 else None, m.v2[i] if m.v2 else None
             rows.setdefault(id(w1), (w1, []))[1].append(Follower(w2, v1, v2, cohort))
     return [w1 for w1, _ in rows.values()], [each for _, each in rows.values()]
-
-
-# The launches -----------------------------------------------------------------------------------------------------
-
-
-def looked(numbers: Numbers, count: Tensor) -> None:
-    """Find the numbers of the coming step, where they are not the same as always."""
-    if numbers.varies:
-        with on(count.device):
-            none = numbers.rows
-            kernels.look[(1,)](
-                count, numbers.plans, numbers.laws, none, numbers.current, none, 0, none, none, none, none, none,
-                COHORTS=numbers.cohorts, WIDTH=triton.next_power_of_2(numbers.cohorts), COLUMNS=0, RULE=0, KEEP=False,
-                TILE=1, num_warps=1,
-            )  # fmt: skip
-
-
-def copied(table: Table, copy: Tensor) -> None:
-    """Copy all of w1."""
-    if table.blocks:
-        with on(table.device):
-            kernels.copy[(table.blocks,)](
-                table.rows, table.map, copy.data_ptr(), COLUMNS=table.columns, KINDS=table.kinds, BLOCK=table.block,
-                num_warps=WARPS,
-            )  # fmt: skip
-
-
-def moved(
-    table: Table,
-    numbers: Numbers,
-    *,
-    keep: Tensor | None,
-    count: Tensor,
-    copy: Tensor | None = None,
-    rule: Any = kernels.STEPPED,
-    pulls: bool = False,
-    swings: tuple[bool, bool] = (False, False),
-    stochastic: bool = False,
-    grads: Tensor | None = None,
-    shares: Tensor | None = None,
-    scale: Tensor | None = None,
-    holes: bool = False,
-) -> None:
-    """Move everything; not where `keep` is 0."""
-    if not table.blocks:
-        return
-    none = table.rows
-    with on(table.device):
-        kernels.move[(table.blocks,)](
-            table.rows, table.map, numbers.current, 0 if copy is None else copy.data_ptr(),
-            none if grads is None else grads, none if shares is None else shares,
-            none if keep is None else keep.to(table.device, non_blocking=True), none if scale is None else scale, count,
-            COLUMNS=table.columns, KINDS=table.kinds, AVERAGES=table.averages, RULE=rule.value, PULLS=pulls,
-            SWING1=swings[0], SWING2=swings[1], RESTS=numbers.rests or table.gaps, KEEP=keep is not None,
-            SCALED=scale is not None, HOLES=holes, STOCHASTIC=stochastic, BLOCK=table.block, num_warps=WARPS,
-        )  # fmt: skip
-    if pulls or grads is not None:
-        increment_version(table.w1)  # so that autograd notices, as it does where torch itself writes
-
-
-def exchange_table(pairs: Sequence[tuple[Tensor, Tensor]]) -> Table:
-    """For tensors that are to trade places with others of their dtype."""
-    return Table([x for x, _ in pairs], [[Follower(y, None, None, 0)] for _, y in pairs])
-
-
-def exchanged(table: Table) -> None:
-    """Let the tensors of such a table trade their contents."""
-    if table.blocks:
-        with on(table.device):
-            kernels.exchange[(table.blocks,)](
-                table.rows, table.map, COLUMNS=table.columns, KINDS=table.kinds, BLOCK=table.block, num_warps=WARPS
-            )
-        increment_version(table.w1)
-
-
-def on(device: torch.device) -> Any:
-    """As the current device, for a launch."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -10,20 +10,18 @@ from operator import attrgetter, is_not
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ..around import Count, Move, is_capturing
-from . import kernels
-from .around import follow, moved, on, pulls, says, swings
+from . import kernels, launch
+from .around import follow, pulls, says, swings
 from .numbers import Numbers
 from .table import Mirror, State, Table
 
 RULES = {
     name: getattr(kernels, name.upper()) for name in ("adam", "adamw", "sgd", "momentum", "nesterov")
 }
-TILE = 256
-WINDOW = 64
+WINDOW = 32
 
 _gradient, _address = attrgetter("grad"), Tensor.data_ptr
 
@@ -141,15 +139,10 @@ class Fused:
             scale = scale.to(self._device, non_blocking=True)
         if is_capturing(self._device):
             self._captured.append((numbers, hyper, keep, scale))
-        tiles = -(-len(self.parameters) // TILE)
-        with on(self._device):
-            kernels.look[(1 + tiles,)](
-                now, numbers.plans, numbers.laws, numbers.rows, numbers.current,
-                table.rows, len(self.parameters), own, rates, self._shares, own if keep is None else keep, grads,
-                COHORTS=numbers.cohorts if numbers.varies else 0, WIDTH=triton.next_power_of_2(numbers.cohorts),
-                COLUMNS=table.columns, RULE=self._rule.value, KEEP=keep is not None, TILE=TILE, num_warps=4,
-            )  # fmt: skip
-        moved(
+        launch.look_and_count(
+            numbers, now, table, self._rule, hyper=own, rates=rates, shares=self._shares, keep=keep, grads=grads
+        )
+        launch.move(
             table, numbers, keep=keep, count=now, rule=self._rule, pulls=self._pulls, swings=self._swings,
             stochastic=self._stochastic, grads=grads, shares=self._shares, scale=scale, holes=0 in gradients,
         )  # fmt: skip

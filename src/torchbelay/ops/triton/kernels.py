@@ -284,7 +284,7 @@ def _update(
         root = tl.load(share + 1)
         decay = tl.load(share + 2)
         if SCALED:
-            g = g / tl.load(scale)
+            g = tl.div_rn(g, tl.load(scale))
         if RULE == ADAM:
             g += _times(decay, w1)
         m = tl.load(share + 3) * m + tl.load(share + 4) * g
@@ -296,7 +296,7 @@ def _update(
             u -= _times(decay, w1)
     else:
         if SCALED:
-            g = g / tl.load(scale)
+            g = tl.div_rn(g, tl.load(scale))
         g += _times(tl.load(share + 3), w1)
         if RULE == MOMENTUM or RULE == NESTEROV:
             momentum = tl.load(share + 1)
