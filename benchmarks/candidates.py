@@ -138,6 +138,7 @@ def diffusers_ema(model: nn.ParameterList) -> Candidate:
 
     parameters = list(model.parameters())
     ema = EMAModel(parameters, decay=DECAY, min_decay=DECAY, foreach=True)
+    ema.step(parameters)  # its first step copies the weights
     return Candidate("diffusers EMAModel (foreach)", model, lambda: ema.step(parameters), ema.shadow_params, EMA.coupling(), 12)
 
 

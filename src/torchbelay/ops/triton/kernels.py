@@ -112,11 +112,9 @@ def _look_for_tensors(
         tl.store(share, (rate / tl.where(there, correction1, 1.0)).to(tl.float32), there)
         tl.store(share + 1, (1 / tl.sqrt(tl.where(there, correction2, 1.0))).to(tl.float32), there)
         tl.store(share + 2, (decay * rate if RULE == ADAMW else decay).to(tl.float32), there)
-        tl.store(share + 3, beta1.to(tl.float32), there)
-        tl.store(share + 4, (1 - beta1).to(tl.float32), there)
-        tl.store(share + 5, beta2.to(tl.float32), there)
-        tl.store(share + 6, (1 - beta2).to(tl.float32), there)
-        tl.store(share + 7, eps.to(tl.float32), there)
+        tl.store(share + 3, (1 - beta1).to(tl.float32), there)
+        tl.store(share + 4, (1 - beta2).to(tl.float32), there)
+        tl.store(share + 5, eps.to(tl.float32), there)
     else:
         tl.store(share, rate.to(tl.float32), there)
         tl.store(share + 1, beta1.to(tl.float32), there)
@@ -287,11 +285,12 @@ def _update(
             g = tl.div_rn(g, tl.load(scale))
         if RULE == ADAM:
             g += _times(decay, w1)
-        m = tl.load(share + 3) * m + tl.load(share + 4) * g
-        v = tl.load(share + 5) * v + tl.load(share + 6) * g * g
+        # towards the gradient by 1 − β, which float32 holds far better than β: (1 + 1e-8)¹⁰⁰⁰ would show
+        m += tl.load(share + 3) * (g - m)
+        v += tl.load(share + 4) * (g * g - v)
         _store(tl.load(row + STATE1), start, lane, mask, m, KIND, WHOLE)
         _store(tl.load(row + STATE2), start, lane, mask, v, KIND, WHOLE)
-        u = -step_size * m / (tl.sqrt(v) * root + tl.load(share + 7))
+        u = -step_size * m / (tl.sqrt(v) * root + tl.load(share + 5))
         if RULE == ADAMW:
             u -= _times(decay, w1)
     else:
