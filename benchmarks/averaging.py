@@ -1,7 +1,7 @@
 """Averaging side by side, in one run: `python benchmarks/averaging.py --help`.
 
-Every candidate trains its own copy of the same tensors with gradients that are allocated anew for each step. Repeats are
-interleaved, times are medians with quartiles. Nothing is reported while a candidate disagrees with float64 arithmetic.
+Every candidate trains its own copy of the same tensors with gradients that are allocated anew for each step. Repeats
+are interleaved, times are medians with quartiles. Nothing is reported while a candidate disagrees with float64.
 On a GPU the result is written as JSON for `benchmarks/report.py`; on a CPU a small model is timed and shown.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from candidates import AFTER, ALONE, EMA, STEPS, Candidate, Make, importable
+from candidates import ALONE, EMA, STEPS, Candidate, Make, importable
 from measure import agrees, copy_bandwidth, interleaved, memory, tensors
 from shapes import MODELS, Shapes, capped
 
@@ -53,7 +53,9 @@ def timed(makes: list[Make], shapes: Shapes, device: str, repeats: int, *, gradi
 
 def model_results(name: str, device: str, repeats: int) -> tuple[dict[str, Any], dict[str, str]]:
     shapes = MODELS[name]()
-    makes = STEPS if name != "gpt" else [make for make in STEPS if make is not STEPS[2]]  # seven would not fit in 140 GB
+    makes = (
+        STEPS if name != "gpt" else [make for make in STEPS if make is not STEPS[2]]
+    )  # seven would not fit in 140 GB
     steps, missing = checked(makes, shapes, device, steps=True)
     alone, more = checked(ALONE, shapes, device, steps=False)
     result: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Who is timed: torch and its peers, the paper's algorithm as it is written, and ours. What cannot be imported is named."""
+"""Who is timed: torch and its peers, the paper's algorithm as it is written, and ours."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -115,13 +115,17 @@ def timm_ema(model: nn.ParameterList) -> Candidate:
     from timm.utils import ModelEmaV3
 
     ema = ModelEmaV3(model, decay=DECAY)
-    return Candidate("timm ModelEmaV3", model, lambda: ema.update(model), list(ema.module.parameters()), EMA.coupling(), 12)
+    return Candidate(
+        "timm ModelEmaV3", model, lambda: ema.update(model), list(ema.module.parameters()), EMA.coupling(), 12
+    )
 
 
-def ema_pytorch(model: nn.ParameterList) -> Candidate:
-    from ema_pytorch import EMA as Peer
+def ema_pytorch_foreach(model: nn.ParameterList) -> Candidate:
+    import ema_pytorch
 
-    ema = Peer(model, beta=DECAY, update_after_step=-1, update_every=1, power=0.0, min_value=DECAY, use_foreach=True)
+    ema = ema_pytorch.EMA(
+        model, beta=DECAY, update_after_step=-1, update_every=1, power=0.0, min_value=DECAY, use_foreach=True
+    )
     ema.update()
     return Candidate("ema-pytorch (foreach)", model, ema.update, list(ema.ema_model.parameters()), EMA.coupling(), 12)
 
@@ -139,7 +143,9 @@ def diffusers_ema(model: nn.ParameterList) -> Candidate:
     parameters = list(model.parameters())
     ema = EMAModel(parameters, decay=DECAY, min_decay=DECAY, foreach=True)
     ema.step(parameters)  # its first step copies the weights
-    return Candidate("diffusers EMAModel (foreach)", model, lambda: ema.step(parameters), ema.shadow_params, EMA.coupling(), 12)
+    return Candidate(
+        "diffusers EMAModel (foreach)", model, lambda: ema.step(parameters), ema.shadow_params, EMA.coupling(), 12
+    )
 
 
 def by_hand(name: str, method: tb.Spring, nbytes: int, **options: Any) -> Make:
@@ -175,7 +181,7 @@ def naive(model: nn.ParameterList) -> Candidate:
 ALONE: list[Make] = [
     torch_ema,
     timm_ema,
-    ema_pytorch,
+    ema_pytorch_foreach,
     torch_ema_package,
     diffusers_ema,
     naive,

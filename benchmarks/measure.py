@@ -24,8 +24,10 @@ def new_gradients(model: nn.ParameterList, seed: int | None = None) -> None:
         p.grad = None
     generator = None if seed is None else torch.Generator(model[0].device).manual_seed(seed)
     for p in model:
-        p.grad = torch.empty_like(p).fill_(1e-3) if generator is None else torch.randn(
-            p.shape, generator=generator, device=p.device
+        p.grad = (
+            torch.empty_like(p).fill_(1e-3)
+            if generator is None
+            else torch.randn(p.shape, generator=generator, device=p.device)
         )
 
 

@@ -26,7 +26,9 @@ METHODS = {
 INNER = {
     "ours": lambda p: optim.AdamW(p, lr=torch.tensor(0.02, device="cuda"), capturable=True),
     "torch's": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.02, device="cuda"), fused=True, capturable=True),
-    "torch's, foreach": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.02, device="cuda"), foreach=True, capturable=True),
+    "torch's, foreach": lambda p: torch.optim.AdamW(
+        p, lr=torch.tensor(0.02, device="cuda"), foreach=True, capturable=True
+    ),
 }
 X = torch.randn(40, 8, 3, generator=torch.Generator().manual_seed(0))
 
@@ -86,7 +88,9 @@ def test_a_captured_graph_replays_the_schedule(how: str, inner: str) -> None:
             eager.optimizer.param_groups[0]["lr"].fill_(0.003)
         eager.step(i)
     torch.testing.assert_close(run.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert run.belay.state_dict()["averages"]["second"]["ages"] == eager.belay.state_dict()["averages"]["second"]["ages"]
+    assert (
+        run.belay.state_dict()["averages"]["second"]["ages"] == eager.belay.state_dict()["averages"]["second"]["ages"]
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
@@ -99,8 +103,9 @@ def test_a_method_that_asks_the_host_is_not_captured_in_silence() -> None:
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
-    with pytest.raises(RuntimeError, match="a captured graph cannot replay this average"), torch.cuda.graph(
-        torch.cuda.CUDAGraph()
+    with (
+        pytest.raises(RuntimeError, match="a captured graph cannot replay this average"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         optimizer.step()
     assert belay.step == 2

@@ -46,7 +46,9 @@ every_method = pytest.mark.parametrize("how", METHODS)
 class Run:
     """Training with ours in one pass, or with torch's and the ordinary coupling."""
 
-    def __init__(self, ours: bool, inner: str = "AdamW", method: Any = BELAY, *, dtype: torch.dtype = f32, **options: Any):
+    def __init__(
+        self, ours: bool, inner: str = "AdamW", method: Any = BELAY, *, dtype: torch.dtype = f32, **options: Any
+    ):
         kind, arguments = INNER[inner] if isinstance(inner, str) else inner
         self.model = MLP.model(f32).to(WHERE, dtype)
         self.optimizer = getattr(optim if ours else torch.optim, kind)(self.model.parameters(), **arguments)
@@ -71,7 +73,9 @@ def agree(mine: Run, theirs: Run, *, tolerance: float = 2e-6) -> None:
     assert x.keys() == y.keys()
     for name in x:
         if isinstance(x[name], Tensor):
-            torch.testing.assert_close(x[name], y[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                x[name], y[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            )
         elif "options" not in name:
             assert x[name] == y[name], name
 
@@ -231,13 +235,19 @@ def test_a_parameter_that_no_average_follows_still_steps() -> None:
 
 
 def test_spectators_come_along() -> None:
-    watching = {"short": tb.Spring.ema(decay=0.5), "lagged": tb.methods.ema(0.7, follow="before"), "swa": tb.methods.swa()}
+    watching = {
+        "short": tb.Spring.ema(decay=0.5),
+        "lagged": tb.methods.ema(0.7, follow="before"),
+        "swa": tb.methods.swa(),
+    }
     mine, theirs = (Run(ours, "AdamW", BELAY, spectators=watching).train(range(5)) for ours in (True, False))
     assert mine.one_pass
     agree(mine, theirs)
 
 
-@pytest.mark.parametrize("options", [{"every": 3}, {"start": 2}, {"start": 3, "every": 2}, {"buffers": "average"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"every": 3}, {"start": 2}, {"start": 3, "every": 2}, {"buffers": "average"}], ids=str
+)
 def test_options_hold_in_one_pass_too(options: dict[str, Any]) -> None:
     mine, theirs = (Run(ours, "AdamW", BELAY, **options).train(range(8)) for ours in (True, False))
     assert mine.one_pass

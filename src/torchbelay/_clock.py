@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .ops.around import is_capturing
 
+
 class Clock:
     """Steps taken. One that may have been skipped is settled when somebody reads the count, not before.
 

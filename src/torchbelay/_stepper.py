@@ -20,7 +20,6 @@ from .ops.around import Motion, Move, Ready, choose, is_capturing
 from .options import Options
 from .physics.coupling import Coupling
 
-
 REST = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
 
 
@@ -54,7 +53,7 @@ class Stepper:
         self.averages = averages
         self.around = choose(options.impl, rounding=options.rounding)
         self.carried = False  # whether the optimizer took the averages along in the last step
-        self._fusing: Fusing | None = optimizer if hasattr(optimizer, "expect") else None  # type: ignore[assignment]
+        self._fusing: Fusing | None = optimizer if hasattr(optimizer, "expect") else None
         self.clock = Clock()
         self.began = False
         self.lr: float | None = None  # of a step taken by hand

@@ -1,17 +1,20 @@
 """AdamW, Adam and SGD whose update and coupling are one pass over memory.
 
-They are torch's own, with the same arguments, state and `state_dict()`: a checkpoint of one loads into the other. With a
-`Belay` attached, on a GPU, weights, gradients, state and averages are read and written once, in one launch. Whatever is
-unusual (amsgrad, maximize, foreach, sparse or float64 or complex tensors, several devices) takes torch's own step and the
-ordinary coupling.
+They are torch's own, with the same arguments, state and `state_dict()`: a checkpoint of one loads into the other. With
+a `Belay` attached, on a GPU, weights, gradients, state and averages are read and written once, in one launch. Whatever
+is unusual (amsgrad, maximize, foreach, sparse or float64 or complex tensors, several devices) takes torch's own step
+and the ordinary coupling.
 
 `fused` is True where nothing else is asked for and torch has such a step for the weights, on the CPU too. The kernel
 leaves `p.grad` as it is; torch's own fused step unscales it in place under GradScaler.
+
+Tensors that are put into a parameter's state by hand are noticed at once in models of up to 32 parameters, and within
+a step for every 32 in larger ones; `load_state_dict` is noticed at once.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,16 +24,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
+Hyper = tuple[float | Tensor, float, float, float, float]  # lr, betas (momentum and dampening), eps, weight decay
+
 FUSED_DEVICES = ("cpu", "cuda")
 
 
 class _Fusing(torch.optim.Optimizer):
     """Takes the averages of an attached `Belay` along in its own pass, if it can."""
 
+    KEYS: ClassVar[tuple[str | None, ...]]  # what the state has of two moments and a step count
+
     _expected: Sequence["Stepper"] = ()
     _pass: Any = None
     _states: Sequence[Any] = ()
-    _owners: Sequence[tuple[dict[str, Any], int]] = ()  # every parameter's state and group
 
     def expect(self, stepper: "Stepper") -> bool:
         """Told before a step that averages want to come along."""
@@ -86,21 +92,20 @@ class _Fusing(torch.optim.Optimizer):
             and _identical(self.state.values(), self._states)
             and known.is_current(moves)
         ):
-            gradients: list[int] | None = known.gradients(self._state_of)
+            gradients: list[int] | None = known.gradients()
             if gradients is not None:
                 return gradients
-        if not all(map(_is_usual, stepper.parameters)):
+        from .ops.triton.fused import is_usual  # Triton is there: its averages are expected
+        from .ops.triton.table import State
+
+        if not all(map(is_usual, stepper.parameters)):
             return None
         self._init_states()
         groups = enumerate(self.param_groups)
-        self._owners = [(self.state.get(p, {}), i) for i, group in groups for p in group["params"]]
-        states = list(map(self._state_of, range(len(self._owners))))
+        states = [State(self.state.get(p, {}), self.KEYS, i) for i, group in groups for p in group["params"]]
         self._pass = known = stepper.around.fused(rule, stepper.parameters, states, moves)  # type: ignore[attr-defined]
         self._states = list(self.state.values())
-        return None if known is None else known.gradients(self._state_of)
-
-    def _state_of(self, index: int) -> Any:
-        return self._state(*self._owners[index])
+        return None if known is None else known.gradients()
 
     def _rule(self) -> str | None:
         """Which update this is, if the kernel has it and every group agrees."""
@@ -112,20 +117,11 @@ class _Fusing(torch.optim.Optimizer):
     def _rule_of(self, group: dict[str, Any]) -> str | None:
         raise NotImplementedError
 
-    def _hyper(self, group: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def _state(self, own: dict[str, Any], group: int) -> Any:
+    def _hyper(self, group: dict[str, Any]) -> Hyper | None:
         raise NotImplementedError
 
     def _init_states(self) -> None:
         """Make the state of parameters that have a gradient for the first time."""
-
-
-def _is_usual(p: Tensor) -> bool:
-    """Whether the gradient, if any, is laid out like its weights."""
-    g = p.grad
-    return g is None or (g.layout == p.layout == torch.strided and g.dtype == p.dtype and g.stride() == p.stride())
 
 
 def _identical(xs: Collection[Any], ys: Collection[Any]) -> bool:
@@ -156,6 +152,8 @@ class Adam(_Fusing, torch.optim.Adam):
     1
     """
 
+    KEYS = ("exp_avg", "exp_avg_sq", "step")
+
     def __init__(self, params: Any, lr: float | Tensor = 1e-3, *args: Any, **kwargs: Any) -> None:
         super().__init__(params, lr, *args, **kwargs)
         self._fuse_by_default()
@@ -166,7 +164,7 @@ class Adam(_Fusing, torch.optim.Adam):
         self._fuse_by_default()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._fuse_by_default()
 
     def _fuse_by_default(self) -> None:
@@ -189,22 +187,15 @@ class Adam(_Fusing, torch.optim.Adam):
             return None
         return "adamw" if group["decoupled_weight_decay"] else "adam"
 
-    def _hyper(self, group: dict[str, Any]) -> Any:
-        from .ops.triton.fused import Hyper
-
+    def _hyper(self, group: dict[str, Any]) -> Hyper | None:
         lr, (beta1, beta2) = _rate(group), group["betas"]
         if lr is None or isinstance(beta1, Tensor) or isinstance(beta2, Tensor):
             return None
-        return Hyper(lr, beta1, beta2, group["eps"], group["weight_decay"])
-
-    def _state(self, own: dict[str, Any], group: int) -> Any:
-        from .ops.triton.table import State
-
-        return State(own.get("exp_avg"), own.get("exp_avg_sq"), own.get("step"), group)
+        return lr, beta1, beta2, group["eps"], group["weight_decay"]
 
     def _init_states(self) -> None:
         for group in self.param_groups:
-            self._init_group(group, [], [], [], [], [], [])
+            self._init_group(group, [], [], [], [], [], [])  # type: ignore[no-untyped-call]
 
 
 class AdamW(Adam, torch.optim.AdamW):
@@ -228,6 +219,8 @@ class SGD(_Fusing, torch.optim.SGD):
     0.9
     """
 
+    KEYS = ("momentum_buffer", None, None)
+
     def _rule_of(self, group: dict[str, Any]) -> str | None:
         if group["maximize"] or group["differentiable"] or group["foreach"] is not None or group["fused"] is False:
             return None
@@ -235,13 +228,6 @@ class SGD(_Fusing, torch.optim.SGD):
             return None
         return ("nesterov" if group["nesterov"] else "momentum") if group["momentum"] else "sgd"
 
-    def _hyper(self, group: dict[str, Any]) -> Any:
-        from .ops.triton.fused import Hyper
-
+    def _hyper(self, group: dict[str, Any]) -> Hyper | None:
         lr = _rate(group)
-        return None if lr is None else Hyper(lr, group["momentum"], group["dampening"], 0.0, group["weight_decay"])
-
-    def _state(self, own: dict[str, Any], group: int) -> Any:
-        from .ops.triton.table import State
-
-        return State(own.get("momentum_buffer"), None, None, group)
+        return None if lr is None else (lr, group["momentum"], group["dampening"], 0.0, group["weight_decay"])

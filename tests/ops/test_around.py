@@ -283,7 +283,9 @@ def test_auto_is_triton_where_there_is_a_gpu_and_foreach_without_triton(monkeypa
 
 
 def test_an_unknown_implementation_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"^impl='fast' is unknown; choose one of 'auto', 'foreach', 'reference', 'triton'$"):
+    with pytest.raises(
+        ValueError, match=r"^impl='fast' is unknown; choose one of 'auto', 'foreach', 'reference', 'triton'$"
+    ):
         choose("fast")
 
 

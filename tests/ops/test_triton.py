@@ -1,4 +1,4 @@
-"""The kernels against the oracle: every method, dtype, layout and size that they claim, and what they must not touch."""
+"""The kernels against the oracle: every method, dtype, layout and size that they claim, and nothing beside it."""
 
 from math import inf, nan, sin
 
@@ -123,13 +123,19 @@ def embedded(t: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """The same values inside a larger buffer of nan, and that buffer."""
     buffer = torch.full((t.numel() + 64,), nan, device=t.device, dtype=t.dtype)
     inner = buffer[32 : 32 + t.numel()] if layout != "misaligned" else buffer[33 : 33 + t.numel()]
-    view = inner.view(t.shape[::-1]).permute(tuple(range(t.dim()))[::-1]) if layout == "transposed" else inner.view(t.shape)
+    view = (
+        inner.view(t.shape[::-1]).permute(tuple(range(t.dim()))[::-1])
+        if layout == "transposed"
+        else inner.view(t.shape)
+    )
     view.copy_(t)
     return view, buffer
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "misaligned", "transposed"])
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (3, 5, 2), (BLOCK,), (2 * BLOCK + 1,), (5, BLOCK // 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (1,), (7,), (3, 5, 2), (BLOCK,), (2 * BLOCK + 1,), (5, BLOCK // 2)], ids=str
+)
 @every_pair
 def test_every_layout_and_nothing_beside_it(layout: str, shape: tuple[int, ...], dtypes) -> None:
     w1, w2, old = normal(shape, dtypes[0], seed=1), normal(shape, dtypes[1], seed=2), normal(shape, dtypes[0], seed=3)

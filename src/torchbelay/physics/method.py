@@ -7,8 +7,8 @@
     law       the rate of an average that only watches as a formula of the step (`Law`), where it is one
     memory    numbers that a method keeps of past learning rates (`Remembers`); a checkpoint carries them
 
-None of them is required: without `varies` a method is asked at every step, which is always right. `period` and `law` let
-a device find the numbers of a step by itself, so that nobody has to wait for it.
+None of them is required: without `varies` a method is asked at every step, which is always right. `period` and `law`
+let a device find the numbers of a step by itself, so that nobody has to wait for it.
 """
 
 import copy

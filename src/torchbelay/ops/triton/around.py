@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from .. import foreach
-from ..around import IMPLEMENTATIONS, Count, Lists, Move, Ready, is_capturing, is_interpreted
-from ..foreach import Tensors
+from torchbelay.ops import foreach
+from torchbelay.ops.around import IMPLEMENTATIONS, Count, Lists, Move, Ready, is_capturing, is_interpreted
+from torchbelay.ops.foreach import Tensors
+
 from . import kernels, launch
 from .numbers import Numbers, is_idle, splits
 from .table import Follower, Table, fits
@@ -98,10 +99,9 @@ class Triton:
 
         alike = len(self._together(moves)) == 1 and self.counts(moves[0].lists)
         alike = alike and all(p.device == parameters[0].device and fits(p) for p in parameters)
-        alike = alike and all(
-            fits(p, *(t for t in state[:2] if t is not None) )and all(t is None or t.dtype == p.dtype for t in state[:2])
-            for p, state in zip(parameters, states, strict=True)
-        )
+        for p, state in zip(parameters, states, strict=True):
+            moments = [t for t in (state.first, state.second) if t is not None]
+            alike = alike and fits(p, *moments) and all(t.dtype == p.dtype for t in moments)
         return Fused(rule, parameters, states, moves, stochastic=self._stochastic) if alike else None
 
 
@@ -171,11 +171,9 @@ class Pass:
         return _Launch(self, self.table, copy, count.on(self.table.device))
 
 
-class _Launch(NamedTuple):
-    of: Pass
-    table: Table
-    copy: Tensor | None
-    count: Tensor
+class _Launch:
+    def __init__(self, of: Pass, table: Table, copy: Tensor | None, count: Tensor) -> None:
+        self.of, self.table, self.copy, self.count = of, table, copy, count
 
     def before(self, keep: Tensor | None) -> None:
         if self.of.ahead is not None:

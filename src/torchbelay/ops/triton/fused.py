@@ -1,56 +1,51 @@
-"""An optimizer's update and the coupling in one pass over memory: w1, its gradient, the optimizer's state, the averages.
+"""An optimizer's update and the coupling in one pass over memory.
 
-The optimizer's own step counts and the numbers that follow from them (bias corrections, step sizes) are found by a small
-launch of their own, in float64.
+Its step counts and the numbers that follow from them (bias corrections, step sizes) are found by a small launch of
+their own, in float64.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from math import inf, log
-from operator import attrgetter, is_not
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..around import Count, Move, is_capturing
+from torchbelay.ops.around import Count, Move, is_capturing
+
 from . import kernels, launch
 from .around import follow, pulls, says, swings
 from .numbers import Numbers
 from .table import Mirror, State, Table
 
-RULES = {
-    name: getattr(kernels, name.upper()) for name in ("adam", "adamw", "sgd", "momentum", "nesterov")
-}
+RULES = {name: getattr(kernels, name.upper()) for name in ("adam", "adamw", "sgd", "momentum", "nesterov")}
 WINDOW = 32
 
-_gradient, _address = attrgetter("grad"), Tensor.data_ptr
+_gradient, _dtype, _address = attrgetter("grad"), attrgetter("dtype"), Tensor.data_ptr
 
 
-class Hyper(NamedTuple):
-    """A group's numbers; for SGD the betas are momentum and dampening. A learning rate may be a tensor on the device."""
+Hyper = tuple[float | Tensor, float, float, float, float]  # a learning rate may be a tensor on the device
 
-    lr: float | Tensor
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
 
-    def row(self) -> list[float]:
-        """As the kernel wants them."""
-        lr = 0.0 if isinstance(self.lr, Tensor) else self.lr
-        return [lr, self.beta1, _log(self.beta1), self.beta2, _log(self.beta2), self.eps, self.decay]
+def row(hyper: Hyper) -> list[float]:
+    """A group's numbers (lr, betas or momentum and dampening, eps, weight decay) as the kernel wants them."""
+    lr, beta1, beta2, eps, decay = hyper
+    return [0.0 if isinstance(lr, Tensor) else lr, beta1, _log(beta1), beta2, _log(beta2), eps, decay]
 
 
 def _log(x: float) -> float:
     return log(x) if x > 0 else -inf
 
 
-def _moments(state: State) -> tuple[int, ...]:
-    return tuple(0 if t is None else t.data_ptr() for t in state[:3])
-
-
-def _alike(grad: Tensor, p: Tensor) -> bool:
-    return grad.is_contiguous() if p.is_contiguous() else grad.stride() == p.stride()
+def is_usual(p: Tensor) -> bool:
+    """Whether the gradient, if there is one, is laid out like its weights."""
+    g = p.grad
+    return g is None or (
+        g.layout == p.layout == torch.strided
+        and g.dtype == p.dtype
+        and (g.is_contiguous() if p.is_contiguous() else g.stride() == p.stride())
+    )
 
 
 class Fused:
@@ -69,9 +64,10 @@ class Fused:
         self._swings = swings(moves[0])
         self._stochastic = stochastic and any(t.dtype == torch.bfloat16 for t in parameters)
         self._said: list[Any] = []
-        self._moments = list(map(_moments, states))
-        self._kept = [t.untyped_storage() for state in states for t in state[:3] if t is not None]
         self._next = 0
+        kinds = {p.dtype for p in parameters}
+        plain = len(kinds) == 1 and all(p.is_contiguous() for p in parameters)
+        self._plain = kinds.pop() if plain else None
         self._stateless = [i for i, state in enumerate(states) if rule != "sgd" and state.first is None]
         self._laid_out: list[int] = []  # addresses of gradients that are known to be laid out like their weights
         groups = 1 + max(state.group for state in states)
@@ -89,12 +85,12 @@ class Fused:
             and self._table.is_current()
         )
 
-    def gradients(self, state: Callable[[int], State]) -> list[int] | None:
+    def gradients(self) -> list[int] | None:
         """Addresses of the gradients, 0 for none; None if something is not as the pass expects it.
 
-        Gradients are laid out like their weights, unless somebody put others there, and optimizer states stay in
-        place, unless somebody moves them. Looking at all of them would cost more than the rest of the step, so it is
-        done when a gradient is in a new place, and else for WINDOW parameters a step, in turn.
+        Autograd lays gradients out like their weights, and optimizer states stay in place, unless somebody puts others
+        there. Looking at all of them would cost more than the rest of the step: gradients are looked at when one of
+        them is in a new place, and WINDOW parameters with their states at every step, in turn.
         """
         parameters = self.parameters
         try:
@@ -105,20 +101,21 @@ class Fused:
             return None
         if any(found[i] for i in self._stateless):
             return None
-        if found != self._laid_out:
-            window: Iterable[int] = range(len(parameters))
-        else:
-            window = range(self._next, min(self._next + WINDOW, len(parameters)))
-        self._next = window[-1] + 1 if window[-1] + 1 < len(parameters) else 0
-        for i in window:
-            p, known, now = parameters[i], self.states[i], state(i)
-            if any(map(is_not, known, now)) or self._moments[i] != _moments(now):
+        if found != self._laid_out and not self._alike():
+            return None
+        end = min(self._next + WINDOW, len(parameters))
+        for i in range(self._next, end):
+            if not self.states[i].is_current() or not is_usual(parameters[i]):
                 return None
-            grad = p.grad
-            if grad is not None and not (grad.dtype == p.dtype and grad.layout == p.layout and _alike(grad, p)):
-                return None
-        self._laid_out = found
+        self._laid_out, self._next = found, end % len(parameters)
         return found
+
+    def _alike(self) -> bool:
+        """Whether all gradients are laid out like their weights; quickly, where these are plain."""
+        if self._plain is None:
+            return all(map(is_usual, self.parameters))
+        grads = [g for g in map(_gradient, self.parameters) if g is not None]
+        return all(map(Tensor.is_contiguous, grads)) and set(map(_dtype, grads)) <= {self._plain}
 
     def run(
         self, moves: Sequence[Move], gradients: list[int], hyper: list[Hyper], *,
@@ -131,8 +128,8 @@ class Fused:
             self._pulls = pulls(moves)
         table, numbers, now = self._table, self._numbers, count.on(self._device)
         grads = self._gradients.get(gradients)
-        own = self._hyper.get([x for group in hyper for x in group.row()])
-        rates = self._rates.get([group.lr.data_ptr() if isinstance(group.lr, Tensor) else 0 for group in hyper])
+        own = self._hyper.get([x for group in hyper for x in row(group)])
+        rates = self._rates.get([lr.data_ptr() if isinstance(lr, Tensor) else 0 for lr, *_ in hyper])
         if keep is not None:
             keep = keep.to(self._device, non_blocking=True)
         if scale is not None:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbelay.ops.around import Motion, Move
 from torchbelay.physics.coupling import Coupling, Split
 from torchbelay.physics.method import Law
 
-from ..around import Motion, Move
 from . import kernels
 from .table import upload
 

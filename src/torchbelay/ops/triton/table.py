@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..around import is_capturing
-from ..foreach import Tensors
+from torchbelay.ops.around import is_capturing
+from torchbelay.ops.foreach import Tensors
+
 from . import kernels
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -30,13 +31,28 @@ class Follower(NamedTuple):
     cohort: int
 
 
-class State(NamedTuple):
-    """What an optimizer keeps of one tensor."""
+class State:
+    """What an optimizer keeps of one tensor, in a dict of its own: two moments and a step count, or less.
 
-    first: Tensor | None
-    second: Tensor | None
-    step: Tensor | None
-    group: int
+    Its memory is held on to, so that a kernel that has not yet heard of its replacement writes to nobody else's.
+    """
+
+    def __init__(self, own: dict[str, Any], keys: Sequence[str | None], group: int) -> None:
+        self.group, self._own = group, own
+        tensors: list[Tensor | None] = [own.get(key) if key else None for key in keys]
+        self.first, self.second, self.step = tensors
+        self.addresses = tuple(map(_where, tensors))
+        self._known = [(k, t, t.data_ptr()) for k, t in zip(keys, tensors, strict=True) if k and t is not None]
+        self._absent = [k for k, t in zip(keys, tensors, strict=True) if k and t is None]
+        self._held = [t.untyped_storage() for t in tensors if t is not None]
+
+    def is_current(self) -> bool:
+        """Whether these are still the tensors, where they were."""
+        own = self._own
+        for key, tensor, address in self._known:
+            if own.get(key) is not tensor or tensor.data_ptr() != address:
+                return False
+        return all(own.get(key) is None for key in self._absent)
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[int]:
@@ -135,15 +151,15 @@ class Table:
         place = 0
         rows = []
         for i, (t, where) in enumerate(zip(self.w1, self.addresses, strict=True)):
-            state = State(None, None, None, 0) if states is None else states[i]
+            *moments, step = (0, 0, 0) if states is None else states[i].addresses
+            group = 0 if states is None else states[i].group
             kind = 3 * KINDS[t.dtype] + KINDS[followers[i][0].w2.dtype if followers[i] else t.dtype]
             self.kinds |= 1 << kind
-            moments = [_where(state.first), _where(state.second)]
             slots = [[_where(f.w2), _where(f.v1), _where(f.v2), f.cohort] for f in followers[i]]
             rest = [slots[0][0] if slots else where, 0, 0, none]  # memory that can be read, and is left as it is
             slots += [rest] * (self.averages - len(slots))
             aligned = all(a % 16 == 0 for a in (where, *moments, *(a for slot in slots for a in slot[:3])))
-            row = [t.numel(), firsts[i], kind, int(aligned), where, place, *moments, state.group, _where(state.step)]
+            row = [t.numel(), firsts[i], kind, int(aligned), where, place, *moments, group, step]
             rows.append(sum(slots, row))
             place += -(-t.numel() * t.itemsize // 16) * 16
         self.copy_bytes = place
