@@ -273,6 +273,29 @@ def test_a_parameter_that_joins_later_is_taken_along() -> None:
             torch.testing.assert_close(x, runs[1][1][name], rtol=2e-6, atol=2e-6)
 
 
+def test_averages_that_do_not_fit_one_pass_are_not_tried_again_and_again(monkeypatch) -> None:
+    """A spring with velocities and a spectator without: two launches."""
+    watching = {"short": EMA}
+    swinging = METHODS["velocities"]
+    mine, theirs = (Run(ours, "AdamW", swinging, spectators=watching).train(range(2)) for ours in (True, False))
+    assert not mine.one_pass
+    monkeypatch.setattr(type(mine.belay._stepper.around), "fused", lambda *_: pytest.fail("tried again"))
+    for run in (mine, theirs):
+        run.train([2, 3])
+    agree(mine, theirs, tolerance=2e-5)
+
+
+def test_a_compiled_step_takes_the_averages_along() -> None:
+    run, other = Run(True), Run(True).train(range(3))
+    step = torch.compile(run.optimizer.step, backend="eager")
+    for i in range(3):
+        run.optimizer.zero_grad()
+        MLP.loss(run.model, i).backward()
+        step()
+    assert run.one_pass
+    assert different(run.everything(), other.everything()) == []
+
+
 def test_two_averages_of_one_optimizer_go_the_ordinary_way() -> None:
     runs = []
     for ours in (True, False):

@@ -26,8 +26,8 @@ REST = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
 class Fusing(Protocol):
     """An optimizer that may take the averages along in its own pass over memory."""
 
-    def expect(self, stepper: "Stepper") -> bool:
-        """Whether it will, in its coming step, call either `lead()` or `carried()`."""
+    def expect_averages(self, stepper: "Stepper") -> bool:
+        """Whether it will, in its coming step, call either `lead()` or `carried_along()`."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Stepper:
         self.averages = averages
         self.around = choose(options.impl, rounding=options.rounding)
         self.carried = False  # whether the optimizer took the averages along in the last step
-        self._fusing: Fusing | None = optimizer if hasattr(optimizer, "expect") else None
+        self._fusing: Fusing | None = optimizer if hasattr(optimizer, "expect_averages") else None
         self.clock = Clock()
         self.began = False
         self.lr: float | None = None  # of a step taken by hand
@@ -98,7 +98,7 @@ class Stepper:
             for average in self.averages.values():
                 self._plan(average, step, work)
         self._work = work
-        if work.retried or self._fusing is None or not self._fusing.expect(self):
+        if work.retried or self._fusing is None or not self._fusing.expect_averages(self):
             self.lead()
 
     def _plan(self, average: Average, step: int | None, work: Work) -> None:

@@ -37,8 +37,9 @@ class _Fusing(torch.optim.Optimizer):
     _expected: Sequence["Stepper"] = ()
     _pass: Any = None
     _states: Sequence[Any] = ()
+    _refused: Any = None  # what no pass could be made for
 
-    def expect(self, stepper: "Stepper") -> bool:
+    def expect_averages(self, stepper: "Stepper") -> bool:
         """Told before a step that averages want to come along."""
         if not hasattr(stepper.around, "fused") or self._rule() is None:
             return False
@@ -48,8 +49,10 @@ class _Fusing(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; `closure`, if given, evaluates the loss again."""
         expected, self._expected = [each for each in self._expected if each.under_way], ()
-        if not expected:
-            return self._torch_step(closure)
+        return self._step_with(expected, closure) if expected else self._torch_step(closure)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _step_with(self, expected: Sequence["Stepper"], closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -85,6 +88,9 @@ class _Fusing(torch.optim.Optimizer):
     def _gradients(self, rule: str, stepper: "Stepper") -> list[int] | None:
         """Where the gradients are, once the pass is known to fit them."""
         moves, known = stepper.work.moves, self._pass
+        lists = [move.lists for move in moves]
+        if self._refused == (rule, lists) and known is None:
+            return None  # as at the last step
         if (
             known is not None
             and known.rule == rule
@@ -105,6 +111,7 @@ class _Fusing(torch.optim.Optimizer):
         states = [State(self.state.get(p, {}), self.KEYS, i) for i, group in groups for p in group["params"]]
         self._pass = known = stepper.around.fused(rule, stepper.parameters, states, moves)  # type: ignore[attr-defined]
         self._states = list(self.state.values())
+        self._refused = (rule, lists) if known is None else None
         return None if known is None else known.gradients()
 
     def _rule(self) -> str | None:
