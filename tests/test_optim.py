@@ -91,12 +91,14 @@ def test_one_pass_is_torchs_step_and_the_ordinary_coupling(inner: str, how: str)
 
 
 def test_a_thousand_steps_of_adamw_are_torchs_to_rounding() -> None:
+    steps = 1000 if WHERE == "cuda" else 150  # the interpreter needs a second for thirty
+
     def run(kind: Any, impl: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         draw = torch.Generator().manual_seed(0)
         p = nn.ParameterList([nn.Parameter(torch.randn(5, generator=draw).to(WHERE))])
         optimizer = kind(p, lr=1e-2, weight_decay=0.05, fused=True)
         belay = tb.Belay(p, optimizer, EMA, impl=impl)
-        for _ in range(1000):
+        for _ in range(steps):
             p[0].grad = (p[0].detach() - 1 + torch.randn(5, generator=draw).to(WHERE)).clone()
             optimizer.step()
         return p[0].detach(), belay.average_state_dict()["0"], optimizer.state[p[0]]
@@ -104,7 +106,7 @@ def test_a_thousand_steps_of_adamw_are_torchs_to_rounding() -> None:
     mine, theirs = run(optim.AdamW, "triton"), run(torch.optim.AdamW, "foreach")
     # every step may round each of the weights, of order 1, once; the pull towards the minimum forgets
     torch.testing.assert_close(mine[:2], theirs[:2], rtol=0, atol=5e-6)
-    assert mine[2]["step"].item() == theirs[2]["step"].item() == 1000
+    assert mine[2]["step"].item() == theirs[2]["step"].item() == steps
     torch.testing.assert_close(mine[2]["exp_avg_sq"], theirs[2]["exp_avg_sq"], rtol=1e-5, atol=0)
 
 
