@@ -1,156 +1,174 @@
-"""What averaging adds to an optimizer step, side by side in one run: `python benchmarks/averaging.py --help`.
+"""Averaging side by side, in one run: `python benchmarks/averaging.py --help`.
 
-Every candidate trains its own copy of the same tensors with the same gradients. The repeats are interleaved, so that a
-slow moment of the machine hits all alike, and times are reported as ratios to the optimizer alone. Nothing is reported
-while a candidate disagrees with float64 arithmetic.
+Every candidate trains its own copy of the same tensors with gradients that are allocated anew for each step. Repeats
+are interleaved, times are medians with quartiles. Nothing is reported while a candidate disagrees with float64.
+On a GPU the result is written as JSON for `benchmarks/report.py`; on a CPU a small model is timed and shown.
 """
 
 import argparse
-import statistics
+import gc
+import json
+import platform
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from candidates import ALONE, EMA, STEPS, Candidate, Make, importable
+from measure import agrees, copy_bandwidth, interleaved, memory, tensors
+from shapes import MODELS, Shapes, capped
 
 import torchbelay as tb
-from torchbelay.ops import reference
 
-DECAY, SPRING = 0.999, tb.Spring(k=1.0, m1=2000.0, m2=500.0)
-
-
-@dataclass
-class Candidate:
-    """A way to step and average: `average()` returns the average as a list of tensors."""
-
-    name: str
-    model: nn.ParameterList
-    step: Callable[[], object]
-    average: Callable[[], list[torch.Tensor]] | None
-    numbers: tb.Coupling | None
+GPU_MODELS = ("gpt", "unet", "small", "vit")
 
 
-def alone(model: nn.ParameterList, optimizer: torch.optim.Optimizer) -> Candidate:
-    return Candidate("AdamW alone", model, optimizer.step, None, None)
+def clean() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
-def torch_ema(model: nn.ParameterList, optimizer: torch.optim.Optimizer) -> Candidate:
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
-    averaged.update_parameters(model)
-
-    def step() -> None:
-        optimizer.step()
-        averaged.update_parameters(model)
-
-    numbers = tb.Spring.ema(decay=DECAY).coupling()
-    return Candidate("torch AveragedModel, EMA", model, step, lambda: list(averaged.parameters()), numbers)
+def checked(makes: list[Make], shapes: Shapes, device: str, *, steps: bool) -> tuple[list[Make], dict[str, str]]:
+    """The candidates that can be timed; stops where one is wrong."""
+    found, missing = importable(makes, tensors([(3,)], device))
+    for make in found:
+        if not agrees(make, capped(shapes)[:600], device, steps=steps):
+            name = make(tensors([(3,)], device)).name
+            sys.exit(f"{name} disagrees with float64; nothing is reported")
+    return found, missing
 
 
-def belay(name: str, method: tb.Spring) -> Callable[[nn.ParameterList, torch.optim.Optimizer], Candidate]:
-    def make(model: nn.ParameterList, optimizer: torch.optim.Optimizer) -> Candidate:
-        attached = tb.Belay(model, optimizer, method)
-        weights = attached.state_dict()["averages"]["average"]["weights"]
-        return Candidate(name, model, optimizer.step, lambda: list(weights.values()), method.coupling())
+def timed(makes: list[Make], shapes: Shapes, device: str, repeats: int, *, gradients: bool) -> dict[str, Any]:
+    clean()
+    shared = None if gradients else tensors(shapes, device)
+    candidates = [make(tensors(shapes, device) if shared is None else shared) for make in makes]
+    times = interleaved(candidates, device, repeats, gradients=gradients)
+    result = {c.name: {**times[c.name], "bytes": c.bytes} for c in candidates}
+    del candidates
+    clean()
+    return result
+
+
+def model_results(name: str, device: str, repeats: int) -> tuple[dict[str, Any], dict[str, str]]:
+    shapes = MODELS[name]()
+    makes = (
+        STEPS if name != "gpt" else [make for make in STEPS if make is not STEPS[2]]
+    )  # seven would not fit in 140 GB
+    steps, missing = checked(makes, shapes, device, steps=True)
+    alone, more = checked(ALONE, shapes, device, steps=False)
+    result: dict[str, Any] = {
+        "weights": sum(torch.Size(s).numel() for s in shapes),
+        "tensors": len(shapes),
+        "step": timed(steps, shapes, device, repeats, gradients=True),
+        "average": timed(alone, shapes, device, repeats, gradients=False),
+    }
+    if device == "cuda" and name == "unet":
+        result["memory"] = {}
+        for make in steps:
+            clean()
+            label = make(tensors([(3,)], device)).name
+            result["memory"][label] = memory(make, shapes)
+    return result, missing | more
+
+
+def several(count: int, *, together: bool) -> Make:
+    """`count` EMAs of one model: in one Belay, or in as many."""
+
+    def make(model: Any) -> Candidate:
+        from candidates import _Still
+
+        optimizer = _Still(model.parameters())
+        springs = {f"{i}": tb.Spring.ema(decay=0.9 + 0.01 * i) for i in range(1, count)}
+        if together:
+            belays = [tb.Belay(model, optimizer, EMA, spectators=springs)]
+        else:
+            belays = [tb.Belay(model, optimizer, spring) for spring in (EMA, *springs.values())]
+        name = f"{count} {'in one pass' if together else 'one after the other'}"
+        return Candidate(name, model, optimizer.step, [], None, 0, belays)
 
     return make
 
 
-def naive(model: nn.ParameterList, optimizer: torch.optim.Optimizer) -> Candidate:
-    w2 = [p.detach().clone() for p in model]
-
-    @torch.no_grad()
-    def step() -> None:
-        before = [p.clone() for p in model]
-        optimizer.step()
-        for p, average, old in zip(model, w2, before, strict=True):
-            new1, new2 = reference.algorithm1(old, average, p - old, k=SPRING.k, m1=SPRING.m1, m2=SPRING.m2)
-            p.copy_(new1)
-            average.copy_(new2)
-
-    return Candidate("Algorithm 1, tensor by tensor", model, step, lambda: w2, SPRING.coupling())
-
-
-CANDIDATES = [
-    alone,
-    torch_ema,
-    belay("torchbelay, EMA", tb.Spring.ema(decay=DECAY)),
-    belay("torchbelay, BELAY", SPRING),
-    naive,
-]
+def scaling(device: str, repeats: int) -> dict[str, Any]:
+    """Cost against the number of weights, of tensors and of averages."""
+    found: dict[str, Any] = {"weights": {}, "tensors": {}, "averages": {}}
+    by_name = {make(tensors([(3,)], device)).name: make for make in importable(ALONE, tensors([(3,)], device))[0]}
+    some = [by_name["torch AveragedModel"], by_name["torchbelay EMA"]]
+    for n in (10**6, 10**7, 10**8, 10**9, 2 * 10**9):
+        found["weights"][n] = timed(some, [(n // 100,)] * 100, device, repeats, gradients=False)
+    for n in (1, 10, 100, 1000, 10_000):
+        found["tensors"][n] = timed(some, [(16_000_000 // n,)] * n, device, repeats, gradients=False)
+    for n in (1, 2, 4, 8):
+        makes = [several(n, together=True), several(n, together=False)]
+        found["averages"][n] = timed(makes, [(1 << 20,)] * 256, device, repeats, gradients=False)
+    return found
 
 
-def tensors(shapes: list[tuple[int, ...]], device: str) -> nn.ParameterList:
-    generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
-    model = nn.ParameterList([nn.Parameter(w) for w in drawn])
-    for p in model:
-        p.grad = torch.randn(p.shape, generator=generator).to(device)
-    return model
+def versions() -> dict[str, str]:
+    found = {"torch": torch.__version__, "python": platform.python_version(), "torchbelay": tb.__version__}
+    for package in ("triton", "timm", "ema_pytorch", "torch_ema", "diffusers", "torchvision"):
+        try:
+            found[package] = str(getattr(__import__(package), "__version__", "no version said"))
+        except ImportError:
+            found[package] = "not there"
+    return found
 
 
-def agrees(candidate: Candidate, shapes: list[tuple[int, ...]], device: str, steps: int = 3) -> bool:
-    """Whether a few steps equal the coupling in float64 around the same optimizer."""
-    exact = tensors(shapes, device).double()
-    for p, q in zip(exact, candidate.model, strict=True):
-        p.grad = q.grad.double()
-    optimizer = torch.optim.AdamW(exact.parameters(), lr=1e-3)
-    w2 = [p.detach().clone() for p in exact]
-    for _ in range(steps):
-        candidate.step()
-        before = [p.detach().clone() for p in exact]
-        optimizer.step()
-        if candidate.numbers is not None:
-            c = candidate.numbers
-            with torch.no_grad():
-                for i, (p, old) in enumerate(zip(exact, before, strict=True)):
-                    new1, w2[i] = reference.couple(old, w2[i], p - old, a=c.a, b=c.b, p=c.p, q=c.q)
-                    p.copy_(new1)
-    found = [*candidate.model, *(candidate.average() if candidate.average else [])]
-    expected = [*exact, *(w2 if candidate.average else [])]
-    return all(torch.allclose(x.double(), y, rtol=1e-5, atol=1e-6) for x, y in zip(found, expected, strict=True))
-
-
-def seconds(step: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+def show(result: dict[str, Any], kind: str) -> None:
+    base = next(iter(result.values()))[kind]["median"]
+    print(f"{'':44}{'ms':>10}{'÷ first':>9}{'quartiles':>20}")
+    for name, times in result.items():
+        t = times[kind]
+        print(f"{name:44}{t['median']:10.3f}{t['median'] / base:9.2f}{t['low'] / base:11.2f} – {t['high'] / base:.2f}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tensors", type=int, default=200, help="number of tensors (default 200)")
-    parser.add_argument("--size", type=int, default=50_000, help="elements in each (default 50,000)")
-    parser.add_argument("--repeats", type=int, default=30, help="interleaved repeats (default 30)")
+    parser.add_argument("--repeats", type=int, default=20, help="interleaved repeats (default 20)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="default: all for a GPU, or a laptop's")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    parser.add_argument("--no-scaling", action="store_true", help="leave the curves out")
     args = parser.parse_args()
     if args.repeats < 2:
         parser.error("--repeats must be at least 2: one time has no spread")
-    shapes = [(args.size,)] * args.tensors
-    candidates = []
-    for make in CANDIDATES:
-        model = tensors(shapes, args.device)
-        candidates.append(make(model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)))
-    wrong = [c.name for c in candidates if not agrees(c, shapes, args.device)]
-    if wrong:
-        print(f"disagree with float64, nothing is reported: {', '.join(wrong)}", file=sys.stderr)
-        return 1
-    times: dict[str, list[float]] = {c.name: [] for c in candidates}
-    for _ in range(args.repeats):
-        for c in candidates:
-            times[c.name].append(seconds(c.step, args.device))
-    base = statistics.median(times[candidates[0].name])
-    print(f"{args.tensors} tensors of {args.size:,} float32 on {args.device}, torch {torch.__version__}; whole steps\n")
-    print(f"{'':32}{'÷ AdamW':>9}{'spread':>16}")
-    for c in candidates:
-        low, middle, high = statistics.quantiles(times[c.name], n=4)
-        print(f"{c.name:32}{middle / base:9.2f}{low / base:9.2f} – {high / base:.2f}")
+    result: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "versions": versions(), "models": {}}
+    missing: dict[str, str] = {}
+    if args.device == "cuda":
+        result["device"] = torch.cuda.get_device_name()
+        result["copy_bandwidth"] = copy_bandwidth()
+    else:
+        result["device"] = platform.processor() or platform.machine()
+    kind = "device" if args.device == "cuda" else "wall"
+    for name in args.models or (GPU_MODELS if args.device == "cuda" else ("laptop",)):
+        try:
+            found, lacking = model_results(name, args.device, args.repeats)
+        except ImportError as problem:
+            missing[name] = str(problem)
+            continue
+        missing |= lacking
+        result["models"][name] = found
+        print(f"\n{name}: {found['weights']:,} weights in {found['tensors']} tensors, on {result['device']}")
+        for part in ("step", "average"):
+            print(f"\n{part}, {kind} time")
+            show(found[part], kind)
+        if args.device == "cuda":
+            print("\nstep, wall time from idle")
+            show(found["step"], "wall")
+            print("\nhost ms:", {n: round(t["host"]["median"], 3) for n, t in found["step"].items()})
+        print(found.get("memory", ""), flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+    result["missing"] = missing
+    if args.device == "cuda" and not args.no_scaling:
+        result["scaling"] = scaling(args.device, args.repeats)
+        for part, rows in result["scaling"].items():
+            print(part, {n: {c: round(t["device"]["median"], 4) for c, t in row.items()} for n, row in rows.items()})
+    print("not there:", missing or "nothing")
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

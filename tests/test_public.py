@@ -9,8 +9,11 @@ import pytest
 
 import torchbelay as tb
 
-PUBLIC = {name: getattr(tb, name) for name in tb.__all__ if name != "methods"}
-PUBLIC |= {f"methods.{name}": getattr(tb.methods, name) for name in tb.methods.__all__}
+MODULES = ("methods", "optim")
+PUBLIC = {name: getattr(tb, name) for name in tb.__all__ if name not in MODULES}
+PUBLIC |= {
+    f"{module}.{name}": getattr(getattr(tb, module), name) for module in MODULES for name in getattr(tb, module).__all__
+}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -30,7 +33,18 @@ def test_every_public_member_is_documented(name: str) -> None:
 def test_nothing_else_is_in_the_namespace() -> None:
     names = {name for name in vars(tb) if not name.startswith("_")}
     modules = {name for name in names if inspect.ismodule(getattr(tb, name))}
-    assert names - modules == set(tb.__all__) - {"methods"}
+    assert names - modules == set(tb.__all__) - set(MODULES)
+
+
+def test_the_library_runs_without_triton() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None; import torch, torchbelay as tb;"
+        "model = torch.nn.Linear(3, 1); optimizer = tb.optim.AdamW(model.parameters());"
+        "belay = tb.Belay(model, optimizer, tb.Spring.ema(decay=0.9));"
+        "model(torch.ones(2, 3)).sum().backward(); optimizer.step(); assert belay.step == 1;"
+        "assert 'torchbelay.ops.triton.kernels' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_the_physics_runs_without_torch() -> None:

@@ -1,5 +1,6 @@
 """Weight averaging for PyTorch as two masses on a damped spring."""
 
+from . import optim
 from ._warnings import BelayWarning, UnstableSpringWarning
 from .belay import Belay
 from .physics import methods
@@ -9,4 +10,4 @@ from .physics.spring import Spring
 
 __version__ = "0.1.0"
 
-__all__ = ["Belay", "BelayWarning", "Coupling", "Method", "Spring", "UnstableSpringWarning", "methods"]
+__all__ = ["Belay", "BelayWarning", "Coupling", "Method", "Spring", "UnstableSpringWarning", "methods", "optim"]

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .ops.around import Motion
+from .ops.around import Motion, Score
 from .ops.foreach import Swing
 from .physics.coupling import Coupling, Inertia
 from .physics.method import Method, Remembers
 from .physics.spring import Spring
 
 MAIN = "average"  # the one average that may pull; spectators have names of their own
+
+LONGEST = 1 << 16  # steps of a period that are worth writing down in advance
 
 Rule = Callable[[str, Tensor], Method | None]
 Found = tuple[str, Tensor, Method, int]  # name, parameter, method, group of the optimizer
@@ -75,6 +77,7 @@ class Cohort:
     group: int | None  # of the optimizer; None, of all groups, where the method does not ask for a learning rate
     born: int
     _constant: Motion | None = None
+    _scores: dict[int, Score | None] = field(default_factory=dict)
 
     @property
     def varies(self) -> str:
@@ -99,6 +102,28 @@ class Cohort:
         if self.varies == "never":
             self._constant = motion
         return motion
+
+    def score(self, every: int) -> Score | None:
+        """All motions in advance, if neither the learning rate nor anybody's memory has a say in them."""
+        if every not in self._scores:
+            self._scores[every] = self._score(every)
+        return self._scores[every]
+
+    def _score(self, every: int) -> Score | None:
+        law = getattr(self.method, "law", None)
+        if self.varies == "never":
+            coupling = compounded(self.method, every, 0.0, every)
+            rest = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
+            motion = Motion(coupling, *map(_swing, (self.v1, self.v2), inertias(self.method)))
+            return Score((*[rest] * (every - 1), motion))
+        if every > 1 or self.varies != "step":
+            return None
+        if law is not None:
+            return Score((Motion(self.method.coupling(1, 0.0)),), law)
+        period = getattr(self.method, "period", None)
+        if period is None or period > LONGEST:
+            return None
+        return Score(tuple(Motion(self.method.coupling(t, 0.0)) for t in range(1, period + 1)))
 
 
 def varies(method: Method) -> str:

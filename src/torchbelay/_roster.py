@@ -20,6 +20,7 @@ class Roster:
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._model, self._optimizer = model, optimizer
         self._held: list[list[Tensor]] = []
+        self._all: list[Tensor] | None = None
         self._held = [list(group) for group in self._look()]
 
     def _look(self) -> list[list[Tensor]]:
@@ -38,8 +39,16 @@ class Roster:
     def renewed(self) -> "Roster":
         """The same, looked at again."""
         new = copy(self)
+        new._all = None
         new._held = [list(group) for group in self._look()]
         return new
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All of them; the same list every time."""
+        if self._all is None:
+            self._all = [p for group in self._held for p in group]
+        return self._all
 
     def groups(self) -> dict[int, int]:
         """The group of each parameter, by its id."""

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,27 @@ from ._roster import Roster
 from ._validate import warn_of_feedback
 from ._warnings import BelayWarning
 from .ops import foreach
-from .ops.around import Motion, choose
+from .ops.around import Motion, Move, Ready, choose, is_capturing
 from .options import Options
+from .physics.coupling import Coupling
+
+REST = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
+
+
+class Fusing(Protocol):
+    """An optimizer that may take the averages along in its own pass over memory."""
+
+    def expect_averages(self, stepper: "Stepper") -> bool:
+        """Whether it will, in its coming step, call either `lead()` or `carried_along()`."""
 
 
 @dataclass
 class Work:
     """A step under way: what is to be done to which tensors once the optimizer has stepped."""
 
-    moves: list[tuple[Cohort, Motion, list[Tensor] | None]] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    ready: Ready | None = None  # prepared, and what is done before the step is done
+    carried: bool = False  # the optimizer has done it all in a pass of its own
     buffers: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)  # the average's, the model's, its share
     keep: Tensor | None = None  # 0 on the device if mixed-precision training skips the step, else 1
     skipped: bool = False  # the same, known on the host
@@ -39,7 +51,9 @@ class Stepper:
     ) -> None:
         self._model, self._optimizer, self._options = model, optimizer, options
         self.averages = averages
-        self.around = choose(options.impl)
+        self.around = choose(options.impl, rounding=options.rounding)
+        self.carried = False  # whether the optimizer took the averages along in the last step
+        self._fusing: Fusing | None = optimizer if hasattr(optimizer, "expect_averages") else None
         self.clock = Clock()
         self.began = False
         self.lr: float | None = None  # of a step taken by hand
@@ -65,43 +79,77 @@ class Stepper:
         # set by GradScaler, for optimizers that skip a step by themselves
         found_inf = getattr(self._optimizer, "found_inf", None)
         work = Work(retried=self._ahead is not None)
+        ask, replayed = self._must_ask(), self._is_capturing()
+        if replayed and ask:
+            raise RuntimeError(
+                "a captured graph cannot replay this average: its numbers come from the host at every step (a method "
+                "that sees the learning rate or says nothing of itself, averages that have not begun, averaged "
+                "buffers, or weights that go the foreach way); take the step outside the graph"
+            )
         if found_inf is not None:
-            if self._is_constant():
+            if not ask:
                 work.keep = (found_inf.reshape(()) == 0).to(torch.float32)
             elif bool(found_inf):
                 self._work = Work(skipped=True)
                 return
         if self.began:
-            step = None if self._is_constant() else self.clock.count + 1
+            known = ask or (work.keep is None and self.clock.is_certain and not replayed)
+            step = self.clock.count + 1 if known and not self._is_constant() else None
             for average in self.averages.values():
                 self._plan(average, step, work)
         self._work = work
-        self._move_ahead(work)
+        if work.retried or self._fusing is None or not self._fusing.expect_averages(self):
+            self.lead()
 
     def _plan(self, average: Average, step: int | None, work: Work) -> None:
-        """Decide what the step does to an average's tensors, and keep the weights where that needs them."""
-        moves: list[tuple[Cohort, Motion, list[Tensor] | None]] = []
+        """Decide what the step, of this number if the host knows it, does to an average's tensors."""
+        moves: list[Move] = []
         for cohort in average.cohorts:
-            motion = cohort.motion(cohort.born + 1 if step is None else step, self._lr_of(cohort), self._options.every)
-            if motion is None:
-                continue
-            if motion.coupling.pulls and not average.pulls:
+            score = cohort.score(self._options.every) if self.around.counts(cohort) else None
+            motion: Motion | None = None
+            if step is not None or self._is_constant_for(cohort):
+                at = cohort.born + 1 if step is None else step
+                motion = cohort.motion(at, self._lr_of(cohort), self._options.every)
+                if motion is None and score is None:
+                    continue
+                motion = motion or REST
+            move = Move(cohort, motion, score)
+            if not average.pulls and any(each.coupling.pulls for each in move.motions):
                 raise ValueError(f"the spectator {average.name!r} may only watch, but {cohort.method!r} pulls now")
-            kept = [w.detach().clone() for w in cohort.w1] if self.around.needs_copy(motion) else None
-            moves.append((cohort, motion, kept))
+            moves.append(move)
         work.moves += moves
-        if moves and moves[0][0] is average.cohorts[0] and self._options.buffers == "average":
+        if moves and moves[0].lists is average.cohorts[0] and self._options.buffers == "average":
             # buffers have no gradient and no group: they go with the first of the average's parameters
-            weight, now = buffer_weight(moves[0][1].coupling), _model.named_buffers(self._model)
+            assert moves[0].motion is not None
+            weight, now = buffer_weight(moves[0].motion.coupling), _model.named_buffers(self._model)
             work.buffers += [(own, now[name], weight) for name, own in average.buffers.items() if name in now]
 
-    def _move_ahead(self, work: Work) -> None:
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that the optimizer holds, in its order; the same list for as long as it holds the same."""
+        return self._roster.parameters
+
+    @property
+    def work(self) -> Work:
+        """The step under way, for an optimizer that was told to expect it."""
+        assert self._work is not None
+        return self._work
+
+    def carried_along(self) -> None:
+        """Told by the optimizer: its own pass has moved everything."""
+        self.work.carried = True
+
+    @torch.no_grad()
+    def lead(self) -> None:
         """Do what is done before the optimizer steps, except what a step that then raised has done already."""
+        work = self.work
+        if work.skipped or work.ready is not None:
+            return
         keep, done = work.keep, self._ahead
         if done is not None:
             keep = 1 - done if keep is None else keep * (1 - done)
-        for cohort, motion, _ in work.moves:
-            self.around.before(cohort.w1, cohort.w2, motion, keep)
+        work.ready = self.around.prepare(work.moves, self.clock)
+        work.ready.before(keep)
         if work.keep is None:
             self._ahead = torch.ones(())
         else:
@@ -112,14 +160,20 @@ class Stepper:
         """Move everything, now that the optimizer has stepped."""
         work, self._work = self._work, None
         assert work is not None
+        self.carried = work.carried
         if work.skipped:
             return
         if work.retried and work.keep is not None and self._ahead is not None:
             self._ahead = self._ahead * (1 - work.keep)  # still ahead if this one, too, came to nothing
         else:
             self._ahead = None
-        for cohort, motion, kept in work.moves:
-            self.around.after(cohort.w1, cohort.w2, kept, motion, work.keep)
+        if not work.carried:
+            if work.ready is None:
+                raise RuntimeError(
+                    f"{type(self._optimizer).__name__} stepped without its averages: a subclass that has a step of its "
+                    "own must call super().step()"
+                )
+            work.ready.after(work.keep)
         for own, buffer, weight in work.buffers:
             if own.is_floating_point() or own.is_complex():
                 foreach.lerp_([own], [buffer], weight, work.keep)
@@ -127,7 +181,7 @@ class Stepper:
                 foreach.overwrite_(own, buffer, work.keep)
         if self._options.buffers == "copy":
             self._forget_buffers(work.keep)
-        self.clock.tick(work.keep)
+        self.clock.tick(work.keep, there=work.carried)
         if not self.began and self.clock.count >= self._options.start:
             self.begin()
 
@@ -145,6 +199,29 @@ class Stepper:
         """Whether every step is like every other, so that nobody need know its number."""
         cohorts = [cohort for average in self.averages.values() for cohort in average.cohorts]
         return self.began and self._options.every == 1 and all(cohort.varies == "never" for cohort in cohorts)
+
+    def _is_constant_for(self, cohort: Cohort) -> bool:
+        return self._options.every == 1 and cohort.varies == "never"
+
+    def _must_ask(self) -> bool:
+        """Whether the host has to know the number of the step, and so whether the last one took place."""
+        if not self.began:
+            return True
+        cohorts = [cohort for average in self.averages.values() for cohort in average.cohorts]
+        asking = [cohort for cohort in cohorts if not self._is_constant_for(cohort)]
+        if self._options.buffers == "average" and any(average.buffers for average in self.averages.values()):
+            return bool(asking)
+        return any(not self.around.counts(c) or c.score(self._options.every) is None for c in asking)
+
+    def _is_capturing(self) -> bool:
+        cohorts = (cohort for average in self.averages.values() for cohort in average.cohorts)
+        return any(is_capturing(cohort.w1[0].device) for cohort in cohorts)
+
+    def path(self) -> str:
+        """Which code moves the averages."""
+        cohorts = [cohort for average in self.averages.values() for cohort in average.cohorts]
+        names = dict.fromkeys(map(self.around.used_for, cohorts)) or [self.around.name]
+        return ", ".join(names) + (" in one pass with the optimizer" if self.carried else "")
 
     def _lr_of(self, cohort: Cohort) -> float:
         if cohort.group is None:
@@ -202,7 +279,8 @@ class Stepper:
         wanted = roster.wanted(self.averages.values(), every=self._options.every)
         expected = {name: self._expected(average, wanted[name]) for name, average in self.averages.items()}
         _checkpoint.check(state, self._options, expected, _model.named_buffers(self._model))
-        self._roster, self._work, self.clock = roster, None, Clock(state["step"])
+        self._roster, self._work = roster, None
+        self.clock.set(state["step"])
         self._ahead = torch.ones(()) if state["ahead"] else None
         for name, average in self.averages.items():
             saved = state["averages"][name]
@@ -254,7 +332,7 @@ class Stepper:
                     f"{len(gone[name])} parameter(s) were taken from", gone[name][0], f"{name!r} averages them no more"
                 )
             if average.pulls:
-                warn_of_feedback(new, self._optimizer)
+                warn_of_feedback(new, self._optimizer, rounding=self._options.rounding)
 
     def refresh_names(self) -> None:
         """Call every entry by the name that the model has for its parameter now."""

@@ -15,6 +15,7 @@ from . import _model
 from ._average import Average, Entry
 from ._warnings import BelayWarning
 from .ops import foreach
+from .ops.around import Around
 
 
 class Swap:
@@ -26,8 +27,8 @@ class Swap:
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
     @torch.no_grad()
-    def __init__(self, model: nn.Module, average: Average, *, buffers: bool) -> None:
-        self.average = average
+    def __init__(self, model: nn.Module, average: Average, around: Around, *, buffers: bool) -> None:
+        self.average, self._around = average, around
         self._model = model
         self._traded = average.pairs(same_dtype=True)
         narrow, wide = average.pairs(same_dtype=False)
@@ -41,7 +42,7 @@ class Swap:
                     self._slots.append((module._buffers, key, buffer))
                     if id(buffer) not in self._own:
                         self._own[id(buffer)] = buffer.detach().clone()
-        foreach.exchange_(*self._traded)
+        around.exchange_(*self._traded)
         foreach.copy_(narrow, wide)
         named = _model.named_buffers(model)
         for name in average.buffers.keys() & named.keys() if buffers else ():
@@ -53,7 +54,7 @@ class Swap:
     def undo(self) -> None:
         """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's."""
         alike = [(x, y) for x, y in zip(*self._traded, strict=True) if (x.dtype, x.device) == (y.dtype, y.device)]
-        foreach.exchange_([x for x, _ in alike], [y for _, y in alike])
+        self._around.exchange_([x for x, _ in alike], [y for _, y in alike])
         self._undo_converted()
         for entry in self.average.entries.values():
             if id(entry.w1) in self._aside:

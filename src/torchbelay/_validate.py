@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from ._average import Found, inertias
 from ._warnings import BelayWarning
+from .ops.around import has_triton, is_interpreted
 from .physics.coupling import Coupling
 from .physics.method import Method, Remembers
 from .physics.spring import Spring
@@ -71,7 +72,25 @@ def _first_coupling(method: Method, lr: float) -> Coupling:
     return (method.fresh() if isinstance(method, Remembers) else method).coupling(1, lr)
 
 
-def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None) -> None:
+def check_kernels(found: Iterable[Found], *, impl: str, rounding: str) -> None:
+    """Refuse options that only kernels can keep, where they do not run."""
+    if is_interpreted():
+        return
+    for name, p, _, _ in found:
+        if impl == "triton" and not p.is_cuda:
+            raise ValueError(
+                f"impl='triton' runs on a GPU, and parameter {name!r} is on {p.device}; move the model there first, or "
+                "use impl='auto'"
+            )
+        kernels = p.is_cuda and has_triton() and impl in ("auto", "triton")
+        if rounding == "stochastic" and p.dtype == torch.bfloat16 and not kernels:
+            raise ValueError(
+                f"rounding='stochastic' is done by Triton kernels on a GPU, and parameter {name!r} is on {p.device} "
+                f"with impl={impl!r}; use rounding='nearest'"
+            )
+
+
+def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None, *, rounding: str = "nearest") -> None:
     """Warn where a pull on the weights meets what cannot take it."""
     pulling: dict[int, bool] = {}  # a method has many parameters
     pulled = []
@@ -80,7 +99,8 @@ def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None) -> Non
             pulling[id(method)] = pulls_weights(method, 1e-12)  # any rate will do that makes no pull too strong
         if pulling[id(method)]:
             pulled.append((name, p))
-    narrow = [(name, p) for name, p in pulled if p.dtype in (torch.bfloat16, torch.float16)]
+    lossy = {torch.float16} if rounding == "stochastic" else {torch.bfloat16, torch.float16}
+    narrow = [(name, p) for name, p in pulled if p.dtype in lossy]
     if narrow:
         name, p = narrow[0]
         warnings.warn(

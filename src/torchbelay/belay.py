@@ -13,7 +13,7 @@ from ._average import MAIN, Average, Rule, as_rule
 from ._hooks import StepHooks
 from ._stepper import Stepper
 from ._swap import Swap, uninterrupted
-from ._validate import check_optimizer, warn_of_feedback
+from ._validate import check_kernels, check_optimizer, warn_of_feedback
 from .ops import foreach
 from .options import OptionArguments, Options
 from .physics import _check
@@ -30,7 +30,7 @@ class Belay:
         method: a Spring, a method of `torchbelay.methods`, anything with `coupling(step, lr)`, or a function
             (name, parameter) -> method, or None for a parameter that is not to be averaged.
         spectators: further averages by name, which watch and do not pull.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`; see `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`; see `torchbelay.options.Options`.
 
     >>> from torchbelay import Spring
     >>> model = nn.Linear(3, 1)
@@ -73,7 +73,9 @@ class Belay:
         for name in averages:
             if not found[name]:
                 raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
-        warn_of_feedback(found[MAIN], optimizer)
+        everything = [f for each in found.values() for f in each]
+        check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
+        warn_of_feedback(found[MAIN], optimizer, rounding=self._options.rounding)
         if self._options.start == 0:
             self._stepper.begin()
         self._hooks = None if optimizer is None else StepHooks(optimizer, self._before, self._stepper.after)
@@ -123,7 +125,7 @@ class Belay:
         buffers = self._stepper.began and self._options.buffers != "ignore"
         try:
             with uninterrupted():
-                self._swap = Swap(self._model, average, buffers=buffers)
+                self._swap = Swap(self._model, average, self._stepper.around, buffers=buffers)
             yield self._model
         finally:
             with uninterrupted():
@@ -273,4 +275,4 @@ class Belay:
             about = [f"begins after step {self._options.start}"]
         if len(self._averages) > 1:
             about.append(f"spectators {', '.join(list(self._averages)[1:])}")
-        return f"Belay({'; '.join(about)}; impl={self._stepper.around.name!r}; step {self.step})"
+        return f"Belay({'; '.join(about)}; impl={self._stepper.path()!r}; step {self.step})"

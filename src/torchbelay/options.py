@@ -5,11 +5,12 @@ from typing import Literal, TypedDict
 
 import torch
 
-from .ops.around import choose
+from .ops.around import check
 from .physics import _check
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 Buffers = Literal["copy", "average", "ignore"]
+Rounding = Literal["nearest", "stochastic"]
 
 
 class OptionArguments(TypedDict, total=False):
@@ -20,6 +21,7 @@ class OptionArguments(TypedDict, total=False):
     every: int
     start: int
     impl: str
+    rounding: Rounding
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Options:
             "average": averaged like weights, integers copied; "ignore": model and average share them.
         every: couple at every N-th step only, as strongly as N steps would.
         start: let the averages begin after this many steps, as copies of the weights then; 0: at construction.
-        impl: "foreach" or "reference"; "auto" is the fastest that runs here.
+        impl: "foreach", "triton" or "reference"; "auto" is the fastest that runs where the weights are.
+        rounding: of bfloat16 weights that the average pulls. "nearest"; or "stochastic", up or down by chance so that
+            the mean is right and a pull too small for a bit still counts. That is done by the Triton kernels alone.
 
     >>> Options(every=4).impl
     'auto'
@@ -44,6 +48,7 @@ class Options:
     every: int = 1
     start: int = 0
     impl: str = "auto"
+    rounding: Rounding = "nearest"
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, *DTYPES):
@@ -51,7 +56,8 @@ class Options:
         _check.one_of("buffers", self.buffers, ("copy", "average", "ignore"))
         _check.whole("every", self.every, low=1)
         _check.whole("start", self.start, low=0)
-        choose(self.impl)
+        check(self.impl)
+        _check.one_of("rounding", self.rounding, ("nearest", "stochastic"))
 
     def saved(self) -> dict[str, int | str]:
         """What a checkpoint must agree about."""

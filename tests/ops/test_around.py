@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from methods_under_test import METHODS
 from torchbelay.ops import reference
 from torchbelay.ops.around import IMPLEMENTATIONS, Around, Motion, choose
 from torchbelay.ops.foreach import Swing
@@ -20,29 +21,6 @@ STEPS = 20
 SHAPES = [(3, 4), (), (0, 2), (5,)]
 FOREACH, REFERENCE = IMPLEMENTATIONS["foreach"], IMPLEMENTATIONS["reference"]
 
-# Every method, in both moods where it has two; the calls are made anew for each test: some remember learning rates.
-METHODS = {
-    "belay": lambda: methods.belay(1.0, 10.0, 20.0),
-    "belay, follow after": lambda: methods.belay(1.0, 10.0, 20.0, follow="after"),
-    "ema": lambda: methods.ema(0.9),
-    "ema, lagged": lambda: methods.ema(half_life=5, follow="before"),
-    "ema, warm-up": lambda: methods.ema(0.99, warmup="ratio"),
-    "swa": lambda: methods.swa(),
-    "swa, every 3": lambda: methods.swa(every=3),
-    "power_ema": lambda: methods.power_ema(sigma_rel=0.1),
-    "easgd": lambda: methods.easgd(0.1),
-    "easgd, rho": lambda: methods.easgd(rho=0.5),
-    "lookahead": lambda: methods.lookahead(k=3, alpha=0.4),
-    "lookahead, all the way": lambda: methods.lookahead(k=3, alpha=1.0),
-    "switch_ema": lambda: methods.switch_ema(0.8, every=4),
-    "heavy_ball": lambda: methods.heavy_ball(0.9),
-    "nesterov": lambda: methods.nesterov(0.9),
-    "primal_averaging": lambda: methods.primal_averaging(0.9, 0.7),
-    "schedule_free": lambda: methods.schedule_free(0.9),
-    "centred": lambda: methods.centred(theta=0.5, rate=0.1),
-    "centred, negative": lambda: methods.centred(theta=-0.5, rate=0.1),
-    "centred, lagged": lambda: methods.centred(theta=0.5, rate=0.1, follow="before"),
-}
 # Which of them cannot do without a copy of w1: no r has p = 1 − a(1 + r) and q = b − (1 − b)·r. (Nesterov has one.)
 NEEDS_COPY = {
     "belay", "easgd", "easgd, rho", "heavy_ball", "primal_averaging", "schedule_free",
@@ -291,13 +269,23 @@ def test_an_implementation_is_chosen_by_its_name(name):
     assert choose(name) is IMPLEMENTATIONS[name]
 
 
-def test_auto_names_what_it_chose():
+def test_auto_is_foreach_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose("auto") is FOREACH
-    assert choose("auto").name in IMPLEMENTATIONS
+
+
+def test_auto_is_triton_where_there_is_a_gpu_and_foreach_without_triton(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pytest.importorskip("triton", reason="there is no Triton to choose")
+    assert choose("auto").name == "triton"
+    monkeypatch.setattr("torchbelay.ops.around.find_spec", lambda name: None)
+    assert choose("auto") is FOREACH
 
 
 def test_an_unknown_implementation_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"^impl='fast' is unknown; choose one of 'auto', 'foreach', 'reference'$"):
+    with pytest.raises(
+        ValueError, match=r"^impl='fast' is unknown; choose one of 'auto', 'foreach', 'reference', 'triton'$"
+    ):
         choose("fast")
 
 

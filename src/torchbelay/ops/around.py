@@ -1,15 +1,20 @@
 """A coupling as work around a step that the optimizer takes on its own: some before it, the rest after it.
 
-Two ways to do the same: `Foreach`, and `Reference`, which is slow, keeps a copy always and is there to be believed.
+Ways to do the same: `Foreach`; `Reference`, which is slow, keeps a copy always and is there to be believed; and one
+launch for a whole model (`torchbelay.ops.triton`), where there is a GPU for it.
 """
 
+import os
+from collections.abc import Sequence
 from functools import reduce
+from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchbelay.physics.coupling import Coupling
+from torchbelay.physics.method import Law
 
 from . import foreach, reference
 from .foreach import Swing, Tensors
@@ -34,25 +39,117 @@ class Motion(NamedTuple):
         return self.swing1 is not None or self.swing2 is not None
 
 
+class Score(NamedTuple):
+    """All that a method will ever say, where neither learning rates nor a host that counts are needed for it.
+
+    `motions` are those of one period, from the first step on; a law, where there is one, takes their place.
+    """
+
+    motions: tuple[Motion, ...]
+    law: Law | None = None
+
+
+class Lists(Protocol):
+    """Tensors that move alike, in aligned lists; `born` steps of the optimizer had been taken before their first."""
+
+    w1: list[Tensor]
+    w2: list[Tensor]
+    v1: list[Tensor]
+    v2: list[Tensor]
+    born: int
+
+
+class Move(NamedTuple):
+    """What a step does to some lists: a motion, or None where only the device knows which of the score it is."""
+
+    lists: Lists
+    motion: Motion | None
+    score: Score | None = None
+
+    @property
+    def motions(self) -> tuple[Motion, ...]:
+        """Every motion that may be applied without asking the host again."""
+        if self.score is not None:
+            return self.score.motions
+        assert self.motion is not None
+        return (self.motion,)
+
+
+class Ready(Protocol):
+    """A step that has been prepared for."""
+
+    def before(self, keep: Tensor | None) -> None:
+        """Do what is done before the optimizer steps; w1 is never touched."""
+
+    def after(self, keep: Tensor | None) -> None:
+        """Do the rest, when w1 holds w1*."""
+
+
 class Around(Protocol):
-    """One way to carry a motion out."""
+    """One way to carry motions out."""
 
     name: str
 
-    def needs_copy(self, motion: Motion) -> bool:
-        """Whether w1 from before the step must be kept for `after`."""
+    def counts(self, lists: Lists) -> bool:
+        """Whether a score of these lists would be followed on the device, so that the host need not count for them."""
 
-    def before(self, w1: Tensors, w2: Tensors, motion: Motion, keep: Tensor | None) -> None:
-        """Do what is done before the optimizer steps; w1 is never touched."""
+    def prepare(self, moves: Sequence[Move], count: "Count") -> Ready:
+        """Keep what must be kept of w1 from before the step; in the order of the moves, each sees what the last did."""
 
-    def after(self, w1: Tensors, w2: Tensors, copy: Tensors | None, motion: Motion, keep: Tensor | None) -> None:
-        """Do the rest, when w1 holds w1*; `copy` is w1 from before if it was asked for."""
+    def used_for(self, lists: Lists) -> str:
+        """The name of what is used for such tensors."""
+
+    def exchange_(self, x: Tensors, y: Tensors) -> None:
+        """Let the two lists, of one dtype a pair, trade their contents in place, all of them or none."""
+
+
+class Count(Protocol):
+    """Steps taken so far, as a number that stays on the device."""
+
+    def on(self, device: torch.device) -> Tensor:
+        """The count there, as a 0-dim int64 tensor that goes with the steps."""
+
+
+class _OneByOne:
+    """Lists moved one after the other, each by `before` and `after` of its implementation."""
+
+    def __init__(self, around: "Foreach | Reference", moves: Sequence[Move]) -> None:
+        self._around = around
+        self._moves = []
+        for lists, motion, _ in moves:
+            assert motion is not None
+            copy = [w.detach().clone() for w in lists.w1] if around.needs_copy(motion) else None
+            self._moves.append((lists, motion, copy))
+
+    def before(self, keep: Tensor | None) -> None:
+        for lists, motion, _ in self._moves:
+            self._around.before(lists.w1, lists.w2, motion, keep)
+
+    def after(self, keep: Tensor | None) -> None:
+        for lists, motion, copy in self._moves:
+            self._around.after(lists.w1, lists.w2, copy, motion, keep)
 
 
 class Foreach:
     """A few launches for all tensors; a copy of w1 only where the coupling cannot do without."""
 
     name = "foreach"
+
+    def counts(self, lists: Lists) -> bool:
+        """Never: the host knows the numbers."""
+        return False
+
+    def prepare(self, moves: Sequence[Move], count: Count) -> Ready:
+        """Copy w1 where a coupling cannot do without."""
+        return _OneByOne(self, moves)
+
+    def used_for(self, lists: Lists) -> str:
+        """Itself, for all."""
+        return self.name
+
+    def exchange_(self, x: Tensors, y: Tensors) -> None:
+        """By way of a scratch buffer."""
+        foreach.exchange_(x, y)
 
     def needs_copy(self, motion: Motion) -> bool:
         """True for velocities, and for couplings that no split around the step gives."""
@@ -78,6 +175,22 @@ class Reference:
     """The oracle's own functions, tensor by tensor."""
 
     name = "reference"
+
+    def counts(self, lists: Lists) -> bool:
+        """Never: the host knows the numbers."""
+        return False
+
+    def prepare(self, moves: Sequence[Move], count: Count) -> Ready:
+        """Copy w1."""
+        return _OneByOne(self, moves)
+
+    def used_for(self, lists: Lists) -> str:
+        """Itself, for all."""
+        return self.name
+
+    def exchange_(self, x: Tensors, y: Tensors) -> None:
+        """By way of a scratch buffer."""
+        foreach.exchange_(x, y)
 
     def needs_copy(self, motion: Motion) -> bool:
         """Always: everything is computed from what was before the step."""
@@ -105,15 +218,42 @@ class Reference:
                 old.copy_(new if keep is None else torch.where(keep.to(old.device) != 0, new, old.to(new.dtype)))
 
 
-IMPLEMENTATIONS: dict[str, Around] = {"foreach": Foreach(), "reference": Reference()}
+IMPLEMENTATIONS: dict[str, Foreach | Reference] = {"foreach": Foreach(), "reference": Reference()}
+NAMES = ("auto", *IMPLEMENTATIONS, "triton")
 
 
-def choose(impl: str) -> Around:
+def check(impl: str) -> None:
+    """Refuse a name that is none, and one whose library is not there."""
+    if impl not in NAMES:
+        raise ValueError(f"impl={impl!r} is unknown; choose one of {', '.join(map(repr, NAMES))}")
+    if impl == "triton" and not has_triton():
+        raise ValueError("impl='triton' needs the package triton, which is not installed; use impl='auto'")
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is launched there now is recorded in a graph, to be run later, instead of run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs its kernels on the host, one program after the other, as it does in tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def has_triton() -> bool:
+    """Whether Triton can be imported."""
+    return find_spec("triton") is not None
+
+
+def choose(impl: str, *, rounding: str = "nearest") -> Around:
     """The implementation of that name; "auto" is the fastest that runs here.
 
-    >>> choose("auto").name
+    >>> choose("foreach").name
     'foreach'
     """
-    if impl != "auto" and impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl={impl!r} is unknown; choose one of 'auto', {', '.join(map(repr, IMPLEMENTATIONS))}")
+    check(impl)
+    if impl == "triton" or (impl == "auto" and torch.cuda.is_available() and has_triton()):
+        from .triton.around import Triton  # only where it will be used: importing Triton takes a while
+
+        return Triton(strict=impl == "triton", stochastic=rounding == "stochastic")
     return IMPLEMENTATIONS["foreach" if impl == "auto" else impl]

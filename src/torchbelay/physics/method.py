@@ -3,17 +3,34 @@
     varies    "never": the coupling is constant; "step": it depends on the step; "lr": on the learning rate too
     rhythm    True where some steps are special to the method itself (syncs, switches): it cannot be thinned out
     pulls     True where the weights will feel the average, though perhaps not at the first step
+    period    the number of steps after which the couplings repeat, where they do
+    law       the rate of an average that only watches as a formula of the step (`Law`), where it is one
     memory    numbers that a method keeps of past learning rates (`Remembers`); a checkpoint carries them
 
-None of them is required: without `varies` a method is asked at every step, which is always right.
+None of them is required: without `varies` a method is asked at every step, which is always right. `period` and `law`
+let a device find the numbers of a step by itself, so that nobody has to wait for it.
 """
 
 import copy
-from typing import ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from .coupling import Coupling
 
 Varies = Literal["never", "step", "lr"]
+
+
+class Law(NamedTuple):
+    """b = q = max(floor, f(t)) at step t, a = 0, p = 1; nothing happens at steps that are no multiple of `every`.
+
+    "power": f(t) = scale·(t + shift)^(−exponent). "relative": f(t) = 1 − (1 − 1/t)^exponent.
+    """
+
+    kind: Literal["power", "relative"]
+    exponent: float
+    scale: float = 1.0
+    shift: float = 0.0
+    floor: float = 0.0
+    every: int = 1
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from . import _check
 from .coupling import Coupling
-from .method import Method, Remembers, Varies
+from .method import Law, Method, Remembers, Varies
 from .spring import Follow, Spring
 
 __all__ = [
@@ -97,6 +97,15 @@ class ema:
         """Constant without a warm-up."""
         return "never" if self.warmup is None else "step"
 
+    @property
+    def law(self) -> Law | None:
+        """The warm-up as a formula, where the average follows the stepped weights."""
+        if self.warmup is None or self.follow == "before":
+            return None
+        if self.warmup == "ratio":
+            return Law("power", exponent=1.0, scale=9.0, shift=10.0, floor=self._new())
+        return Law("power", exponent=self.power, shift=1.0, floor=self._new())
+
     def _new(self) -> float:
         """Weight of the new point once warm: 1 − d."""
         if self.decay is not None:
@@ -136,6 +145,11 @@ class swa:
     def rhythm(self) -> bool:
         """Has special steps where it does not take each."""
         return self.every > 1
+
+    @property
+    def law(self) -> Law:
+        """1/n of the n-th point."""
+        return Law("power", exponent=1.0, scale=float(self.every), every=self.every)
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; `lr` does not matter."""
@@ -180,6 +194,11 @@ class power_ema:
             wide = math.sqrt((middle + 1) / (middle + 3)) / (middle + 2) > self.sigma_rel
             low, high = (middle, high) if wide else (low, middle)
         return low
+
+    @property
+    def law(self) -> Law:
+        """The formula above."""
+        return Law("relative", exponent=self.exponent + 1)
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; `lr` does not matter."""
@@ -243,6 +262,11 @@ class lookahead:
         _check.number("alpha", self.alpha, low=0, high=math.nextafter(1, 2))
 
     @property
+    def period(self) -> int:
+        """A round."""
+        return self.k
+
+    @property
     def effective_lr_scale(self) -> float:
         """Over a whole round the weights keep `alpha` of what the inner optimizer did."""
         return self.alpha
@@ -274,6 +298,11 @@ class switch_ema:
     def __post_init__(self) -> None:
         _check.number("decay", self.decay, low=0, high=1)
         _check.whole("every", self.every, low=1)
+
+    @property
+    def period(self) -> int:
+        """A round."""
+        return self.every
 
     @property
     def effective_lr_scale(self) -> float:

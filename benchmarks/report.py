@@ -1,0 +1,174 @@
+"""Tables and a figure out of a result file: `python benchmarks/report.py` rewrites them in README.md and docs/.
+
+`tables(result)` is what the documents must say; a test compares.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "h200.json"
+BEGIN, END = "<!-- from {} -->", "<!-- end -->"
+
+ALONE, BELAY = "torch AdamW(fused=True), no average", "torchbelay AdamW with BELAY, one pass"
+EMA, COUPLING = "torchbelay EMA", "torchbelay BELAY, follow after"
+MODELS = {
+    "gpt": "1.1B in 121",
+    "unet": "61M in 510",
+    "small": "16.5M in 2,000",
+    "vit": "ViT-B/16, 87M in 152",
+}
+
+
+def ms(result: dict[str, Any], model: str, part: str, name: str, kind: str = "wall") -> float:
+    return float(result["models"][model][part][name][kind]["median"])
+
+
+def share(result: dict[str, Any], model: str, part: str, name: str) -> float:
+    """Of the bandwidth of a copy, that the fewest bytes moved in the device's own time amount to."""
+    row, weights = result["models"][model][part][name], result["models"][model]["weights"]
+    return float(row["bytes"] * weights / (row["device"]["median"] / 1e3) / result["copy_bandwidth"])
+
+
+def is_peer(name: str) -> bool:
+    return "torchbelay" not in name and "tensor by tensor" not in name
+
+
+def fastest_peer(result: dict[str, Any], model: str, kind: str) -> float:
+    return min(ms(result, model, "average", name, kind) for name in result["models"][model]["average"] if is_peer(name))
+
+
+def times(result: dict[str, Any], part: str, kind: str) -> str:
+    """A table of one kind of time: a row a candidate, a column a model."""
+    names = list(dict.fromkeys(name for model in MODELS for name in result["models"][model][part]))
+    lines = [f"| ms | {' | '.join(MODELS.values())} |", "|---|" + "---|" * len(MODELS)]
+    for name in names:
+        cells = []
+        for model in MODELS:
+            row = result["models"][model][part].get(name)
+            cells.append("–" if row is None else f"{row[kind]['median']:.3g}")
+        bold = "**" if name.startswith("torchbelay") and "foreach" not in name else ""
+        lines.append(f"| {bold}{name}{bold} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def bars(result: dict[str, Any]) -> str:
+    """What was asked for, and what was measured."""
+    averages = dict.fromkeys(("wall", "device"), result["scaling"]["averages"]["4"])
+    ratio = {
+        kind: rows["4 in one pass"][kind]["median"] / rows["4 one after the other"][kind]["median"]
+        for kind, rows in averages.items()
+    }
+    held = result["models"]["unet"]["memory"]
+    average = held[BELAY]["held"] - held[ALONE]["held"]
+    theirs = held["torch AdamW, then AveragedModel (EMA)"]["held"] - held[ALONE]["held"]
+
+    def step(model: str, kind: str) -> float:
+        return ms(result, model, "step", BELAY, kind) / ms(result, model, "step", ALONE, kind)
+
+    def shares(model: str) -> str:
+        found = (("step", BELAY), ("average", COUPLING), ("average", EMA))
+        return " / ".join(f"{share(result, model, part, name):.2f}" for part, name in found)
+
+    def faster(model: str, kind: str) -> float:
+        return fastest_peer(result, model, kind) / ms(result, model, "average", EMA, kind)
+
+    rows = [
+        (f"one pass ÷ torch AdamW(fused=True) with no average, {MODELS['gpt']}", "≤ 1.05", "gpt", step),
+        (f"the same, {MODELS['unet']}", "≤ 0.40", "unet", step),
+        (f"the same, {MODELS['small']}", "≤ 0.15", "small", step),
+    ]
+    lines = ["| | asked | from idle | device alone |", "|---|---|---|---|"]
+    lines += [f"| {what} | {bar} | {of(m, 'wall'):.2f} | {of(m, 'device'):.2f} |" for what, bar, m, of in rows]
+    lines += [
+        f"| share of a copy's bandwidth, {MODELS['gpt']}: one pass / coupling / EMA | ≥ 0.95 | | {shares('gpt')} |",
+        f"| the same, {MODELS['unet']} | ≥ 0.80 | | {shares('unet')} |",
+    ]
+    for model, bar in (("unet", "≥ 1.8×"), ("small", "≥ 10×")):
+        found = f"{faster(model, 'wall'):.1f}× | {faster(model, 'device'):.1f}×"
+        lines.append(f"| EMA alone, faster than the fastest peer, {MODELS[model]} | {bar} | {found} |")
+    host = ms(result, "small", "step", BELAY, "host")
+    lines += [
+        f"| four averages in one pass ÷ four passes, 268M | ≤ 0.75 | {ratio['wall']:.2f} | {ratio['device']:.2f} |",
+        f"| bytes a weight that BELAY adds in one pass, {MODELS['unet']} (a plain copy of the weights: {theirs:.2f}) "
+        f"| 4 | | {average:.2f}, transient {held[BELAY]['transient']:.0f} |",
+        f"| host time of a step, {MODELS['small']} tensors (torch's own: "
+        f"{ms(result, 'small', 'step', ALONE, 'host'):.1f} ms) | ≤ 1 ms | {host:.1f} ms | |",
+    ]
+    return "\n".join(lines)
+
+
+def tables(result: dict[str, Any]) -> dict[str, str]:
+    """The generated parts of the documents, by name."""
+    versions = result["versions"]
+    run = (
+        f"{result['device']}, {result['date']}, torch {versions['torch']}, triton {versions['triton']}; a copy moves "
+        f"{result['copy_bandwidth'] / 1e12:.2f} TB/s."
+    )
+    return {
+        "steps": times(result, "step", "wall"),
+        "steps-device": times(result, "step", "device"),
+        "averages": times(result, "average", "wall"),
+        "averages-device": times(result, "average", "device"),
+        "bars": bars(result),
+        "run": run,
+    }
+
+
+def filled(text: str, parts: dict[str, str]) -> str:
+    """A document with every generated part as it should be."""
+    for name, part in parts.items():
+        begin = BEGIN.format(name)
+        if begin in text:
+            head, _, rest = text.partition(begin)
+            _, _, tail = rest.partition(END)
+            text = f"{head}{begin}\n{part}\n{END}{tail}"
+    return text
+
+
+def figure(result: dict[str, Any], folder: Path) -> None:
+    """Cost against weights, tensors and averages."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "torchbelay"  # the same file for the same numbers
+    from matplotlib import pyplot as plt
+
+    fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
+    titles = {
+        "weights": "weights, in 100 tensors",
+        "tensors": "tensors, of 16M weights",
+        "averages": "averages, of 268M weights",
+    }
+    for ax, (part, title) in zip(axes, titles.items(), strict=True):
+        rows = result["scaling"][part]
+        xs = [int(n) for n in rows]
+        names = [name.partition(" ")[2] if part == "averages" else name for name in next(iter(rows.values()))]
+        for i, name in enumerate(names):
+            for kind, style in (("wall", "-"), ("device", ":")):
+                ys = [list(row.values())[i][kind]["median"] for row in rows.values()]
+                label = f"{name}, {'from idle' if kind == 'wall' else 'device alone'}"
+                ax.plot(xs, ys, style, marker="o", ms=3, color=f"C{i}", label=label)
+        ax.set(xlabel=title, ylabel="ms", xscale="log" if part != "averages" else "linear", yscale="log")
+        ax.grid(alpha=0.3, which="both")
+        ax.legend(fontsize=7)
+    fig.suptitle(f"EMA alone, {result['device']}, float32")
+    for suffix in ("svg", "png"):
+        fig.savefig(folder / f"performance.{suffix}", dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-figure", action="store_true", help="leave the figure as it is")
+    args = parser.parse_args()
+    result = json.loads(RESULT.read_text())
+    for document in (ROOT / "README.md", ROOT / "docs" / "performance.md"):
+        document.write_text(filled(document.read_text(), tables(result)))
+    if not args.no_figure:
+        figure(result, ROOT / "docs")
+
+
+if __name__ == "__main__":
+    main()

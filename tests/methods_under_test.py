@@ -1,0 +1,27 @@
+"""Every averaging method, for tests that must hold for all of them."""
+
+from torchbelay.physics import methods
+
+# Every method, in both moods where it has two; the calls are made anew for each test: some remember learning rates.
+METHODS = {
+    "belay": lambda: methods.belay(1.0, 10.0, 20.0),
+    "belay, follow after": lambda: methods.belay(1.0, 10.0, 20.0, follow="after"),
+    "ema": lambda: methods.ema(0.9),
+    "ema, lagged": lambda: methods.ema(half_life=5, follow="before"),
+    "ema, warm-up": lambda: methods.ema(0.99, warmup="ratio"),
+    "swa": lambda: methods.swa(),
+    "swa, every 3": lambda: methods.swa(every=3),
+    "power_ema": lambda: methods.power_ema(sigma_rel=0.1),
+    "easgd": lambda: methods.easgd(0.1),
+    "easgd, rho": lambda: methods.easgd(rho=0.5),
+    "lookahead": lambda: methods.lookahead(k=3, alpha=0.4),
+    "lookahead, all the way": lambda: methods.lookahead(k=3, alpha=1.0),
+    "switch_ema": lambda: methods.switch_ema(0.8, every=4),
+    "heavy_ball": lambda: methods.heavy_ball(0.9),
+    "nesterov": lambda: methods.nesterov(0.9),
+    "primal_averaging": lambda: methods.primal_averaging(0.9, 0.7),
+    "schedule_free": lambda: methods.schedule_free(0.9),
+    "centred": lambda: methods.centred(theta=0.5, rate=0.1),
+    "centred, negative": lambda: methods.centred(theta=-0.5, rate=0.1),
+    "centred, lagged": lambda: methods.centred(theta=0.5, rate=0.1, follow="before"),
+}
