@@ -276,6 +276,18 @@ def test_stats_name_the_learning_rate_of_every_group() -> None:
     assert stats["effective_lr/1"] == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(("method", "cohorts"), [(EMA, 1), (tb.methods.swa(), 1), (tb.methods.schedule_free(0.9), 4)])
+def test_groups_are_moved_together_unless_the_method_asks_for_their_learning_rates(
+    method: tb.Method, cohorts: int
+) -> None:
+    """With a learning rate for each layer there are many groups, and each move has its price."""
+    model = mlp()
+    groups = [{"params": [p], "lr": 0.1 / (i + 1)} for i, p in enumerate(model.parameters())]
+    belay = tb.Belay(model, torch.optim.SGD(groups), method)
+    assert len(groups) == 4
+    assert len(belay._averages["average"].cohorts) == cohorts
+
+
 @pytest.mark.parametrize(("impl", "chosen"), [("auto", "foreach"), ("foreach", "foreach"), ("reference", "reference")])
 def test_repr_says_what_runs(impl: str, chosen: str) -> None:
     model, optimizer, belay = attached(BELAY, impl=impl, spectators={"short": EMA})

@@ -55,6 +55,15 @@ class Entry:
     group: int  # of the optimizer
     born: int  # optimizer steps taken before this parameter's first
 
+    def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
+        """The share of the learning rate that is left, in the mean over `every` steps, after so many steps."""
+        if every == 1 and hasattr(self.method, "effective_lr_scale"):
+            return float(self.method.effective_lr_scale)
+        age = max(every, (step - self.born) // every * every)
+        coupling = compounded(copy(self.method), age, lr, every)  # a copy: asking must not be remembered
+        plain = 1 / (1 + coupling.theta)  # what the centre of mass sees of a step that nothing couples
+        return ((every - 1) * plain + coupling.effective_lr_scale) / every
+
 
 @dataclass(eq=False)
 class Cohort:
@@ -65,15 +74,15 @@ class Cohort:
     v1: list[Tensor]
     v2: list[Tensor]
     method: Method
-    group: int
+    group: int | None  # of the optimizer; None, of all groups, where the method does not ask for a learning rate
     born: int
     _constant: Motion | None = None
     _scores: dict[int, Score | None] = field(default_factory=dict)
 
     @property
     def varies(self) -> str:
-        """On what the coupling depends; a method that does not say is asked every time."""
-        return str(getattr(self.method, "varies", "unsaid"))
+        """On what the coupling depends."""
+        return varies(self.method)
 
     @property
     def regime(self) -> str:
@@ -116,14 +125,10 @@ class Cohort:
             return None
         return Score(tuple(Motion(self.method.coupling(t, 0.0)) for t in range(1, period + 1)))
 
-    def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
-        """The share of the learning rate that is left, in the mean over `every` steps, after so many steps."""
-        if every == 1 and hasattr(self.method, "effective_lr_scale"):
-            return float(self.method.effective_lr_scale)
-        age = max(every, (step - self.born) // every * every)
-        coupling = compounded(copy(self.method), age, lr, every)  # a copy: asking must not be remembered
-        plain = 1 / (1 + coupling.theta)  # what the centre of mass sees of a step that nothing couples
-        return ((every - 1) * plain + coupling.effective_lr_scale) / every
+
+def varies(method: Method) -> str:
+    """On what a method's coupling depends; one that does not say is asked every time."""
+    return str(getattr(method, "varies", "unsaid"))
 
 
 def compounded(method: Method, age: int, lr: float, every: int) -> Coupling:
@@ -182,8 +187,9 @@ class Average:
                     setattr(e, slot, tensor.to(e.w1.device))
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
-            key = (id(e.method), e.group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
-            cohort = cohorts.setdefault(key, Cohort([], [], [], [], e.method, e.group, e.born))
+            group = None if varies(e.method) in ("never", "step") else e.group
+            key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
+            cohort = cohorts.setdefault(key, Cohort([], [], [], [], e.method, group, e.born))
             cohort.w1.append(e.w1)
             cohort.w2.append(e.w2)
             cohort.v1.extend([] if e.v1 is None else [e.v1])

@@ -220,9 +220,9 @@ class Stepper:
         return ", ".join(names) + (" in one pass with the optimizer" if self.carried else "")
 
     def _lr_of(self, cohort: Cohort) -> float:
-        if cohort.varies in ("never", "step"):
+        if cohort.group is None:
             return 0.0  # nobody looks at it; a learning rate that is a tensor would have to be waited for
-        lr = self.nominal_lr(cohort)
+        lr = self._nominal_lr(cohort.group)
         if lr is None and cohort.varies == "lr":
             raise ValueError(
                 f"{cohort.method!r} needs the learning rate: give it as before_step(lr=...), or give the "
@@ -230,15 +230,15 @@ class Stepper:
             )
         return lr or 0.0
 
-    def nominal_lr(self, cohort: Cohort) -> float | None:
-        """The learning rate of the cohort's group, if anybody says one."""
-        lr = self.lr if self._optimizer is None else self._roster.lr(cohort.group)
+    def _nominal_lr(self, group: int) -> float | None:
+        """The learning rate of a group, if anybody says one."""
+        lr = self.lr if self._optimizer is None else self._roster.lr(group)
         return None if lr is None else float(lr)
 
-    def effective_lr(self, cohort: Cohort) -> float | None:
+    def effective_lr(self, entry: Entry) -> float | None:
         """What is left of it in the long run."""
-        lr = self.nominal_lr(cohort)
-        return None if lr is None else lr * cohort.effective_lr_scale(self.clock.count, lr, self._options.every)
+        lr = self._nominal_lr(entry.group)
+        return None if lr is None else lr * entry.effective_lr_scale(self.clock.count, lr, self._options.every)
 
     # What is averaged --------------------------------------------------------------------------------------------
 

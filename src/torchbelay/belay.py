@@ -193,10 +193,11 @@ class Belay:
         w2 = [e.w2 if swap is None else swap.value(e, MAIN) for e in entries]
         tension, size = torch.stack([foreach.distance(w1, w2), foreach.norm(w1)]).tolist()
         rates: dict[str, float] = {}
-        for cohort in average.cohorts:
-            rate = self._stepper.effective_lr(cohort)
+        firsts = {e.group: e for e in reversed(entries)}
+        for group in sorted(firsts):
+            rate = self._stepper.effective_lr(firsts[group])
             if rate is not None:
-                rates.setdefault(f"effective_lr/{cohort.group}" if cohort.group else "effective_lr", rate)
+                rates[f"effective_lr/{group}" if group else "effective_lr"] = rate
         return {
             "step": self.step,
             "tension": tension,
