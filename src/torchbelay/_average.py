@@ -180,10 +180,15 @@ class Average:
                 w2 = torch.empty(w1.shape, dtype=wide, device="meta")
             else:
                 w2 = self._kept(w1.detach().to(self._home(w1), wide, copy=True), w1)
-            v1, v2 = (None if inertia is None else self._kept(torch.zeros_like(w2), w1) for inertia in inertias(method))
+            v1, v2 = (None if inertia is None else self._at_rest(w2, w1) for inertia in inertias(method))
             self.entries[name] = Entry(name, w1, w2, v1, v2, fresh, group, born)
         if device is None:
             self.regroup()
+
+    def _at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
+        """Velocities for the average of a parameter."""
+        zeros = torch.zeros_like(w2)
+        return zeros if w2.is_meta else self._kept(zeros, w1)
 
     def _home(self, w1: Tensor) -> torch.device:
         """Where the average of a parameter is."""
