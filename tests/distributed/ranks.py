@@ -22,10 +22,9 @@ LIMIT = 100.0  # seconds for the checks of one number of ranks; they take a few
 
 def run(rank: int, world: int, folder: Path) -> None:
     """All checks of one rank. Ranks that disagree stop here: what follows would wait for each other in vain."""
+    import checks
     import torch
     import torch.distributed as dist
-
-    import checks
 
     faulthandler.dump_traceback_later(LIMIT - 10)  # what it was waiting for, if it was
     torch.set_num_threads(1)

@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from filelock import FileLock
-
 import checks
+import pytest
 import ranks
+from filelock import FileLock
 
 CASES = [(name, world) for world in sorted(ranks.WORLDS) for name in checks.for_ranks(world)]
 
