@@ -28,13 +28,17 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
     return dict.fromkeys(said, 1)
 
 
-def numbers(average: Average, step: int) -> dict[str, dict[str, Any]]:
-    """All of an average that is not a tensor, by parameter name."""
+def numbers(average: Average, step: int, memories: Mapping[int, tuple[float, ...]]) -> dict[str, dict[str, Any]]:
+    """All of an average that is not a tensor, by parameter name; `memories` (by id) overrule a method's own."""
     entries = average.entries.values()
     return {
         "methods": {e.name: describe(e.method) for e in entries},
         "ages": {e.name: step - e.born for e in entries},
-        "memories": {e.name: list(e.method.memory) for e in entries if isinstance(e.method, Remembers)},
+        "memories": {
+            e.name: list(memories.get(id(e.method), e.method.memory))
+            for e in entries
+            if isinstance(e.method, Remembers)
+        },
     }
 
 

@@ -23,6 +23,7 @@ from .ops.around import Around, Motion, Move, Ready, choose, is_capturing
 from .ops.host import Host
 from .options import Options
 from .physics.coupling import Coupling
+from .physics.method import Remembers
 
 REST = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
 
@@ -45,6 +46,12 @@ class Work:
     keep: Tensor | None = None  # 0 on the device if mixed-precision training skips the step, else 1
     skipped: bool = False  # the same, known on the host
     retried: bool = False  # a step before this one raised
+    memories: list[tuple[Remembers, tuple[float, ...]]] = field(default_factory=list)  # methods, as they were before
+
+    def forget(self) -> None:
+        """Let methods that keep learning rates forget that they were asked: the step has not been."""
+        for method, memory in self.memories:
+            method.remember(memory)
 
 
 class Stepper:
@@ -84,6 +91,8 @@ class Stepper:
                 average.regroup()
         # set by GradScaler, for optimizers that skip a step by themselves
         found_inf = getattr(self._optimizer, "found_inf", None)
+        if self._work is not None:
+            self._work.forget()
         work = Work(retried=self._ahead is not None)
         ask, replayed = self._must_ask(), self._is_capturing()
         if replayed and (self._host is not None or self._options.on_nonfinite == "raise"):
@@ -121,6 +130,8 @@ class Stepper:
             motion: Motion | None = None
             if step is not None or self._is_constant_for(cohort):
                 at = cohort.born + 1 if step is None else step
+                if isinstance(cohort.method, Remembers):
+                    work.memories.append((cohort.method, cohort.method.memory))
                 motion = cohort.motion(at, self._lr_of(cohort), self._options.every)
                 if motion is None and score is None:
                     continue
@@ -213,7 +224,10 @@ class Stepper:
             good = self._guard.look(list(followed.values()), step)
         except FloatingPointError:
             self._ahead = None
+            work.forget()
             raise
+        if work.memories and good is not None and not bool(good):  # such methods wait for every step anyway
+            work.forget()
         if not (work.retried and work.keep is not None):
             self._guard.forget()
         return good
@@ -361,6 +375,8 @@ class Stepper:
         step, averages = self.clock.count, self.averages
         if not self.began:
             averages = {name: self._blank(averages[name], found) for name, found in self.wanted().items()}
+        # a step that is under way, or raised, has asked for its numbers already
+        memories = {} if self._work is None else {id(method): memory for method, memory in self._work.memories}
         out = {}
         for name, average in averages.items():
             tensors = {kind: dict(average.tensors(slot)) for kind, slot in _checkpoint.SLOTS.items()}
@@ -372,7 +388,8 @@ class Stepper:
                     buffers = {each: changed[each] for each in buffers}
             if not own:
                 buffers = {each: torch.zeros_like(b) for each, b in buffers.items()}
-            out[name] = {**tensors, "buffers": buffers, "own_buffers": int(own), **_checkpoint.numbers(average, step)}
+            numbers = _checkpoint.numbers(average, step, memories)
+            out[name] = {**tensors, "buffers": buffers, "own_buffers": int(own), **numbers}
         return out
 
     def _buffers(self, average: Average) -> dict[str, Tensor]:

@@ -640,7 +640,7 @@ def a_distributed_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(fo
         assert same(everything(run), before)
 
 
-# The contract suite ------------------------------------------------------------------------------------------------------
+# The contract suite ---------------------------------------------------------------------------------------------------
 
 
 @on(2, 3)
