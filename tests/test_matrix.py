@@ -125,6 +125,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "float64 average": {"dtype": torch.float64},
     "bfloat16 average": {"dtype": torch.bfloat16},
     "reference": {"impl": "reference"},
+    "bad steps skipped": {"on_nonfinite": "skip"},
+    "bad steps raised": {"on_nonfinite": "raise"},
+    "in host memory": {"device": "cpu", "method": EMA},
 }
 
 

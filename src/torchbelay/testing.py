@@ -400,6 +400,8 @@ def _positions(run: _Run) -> dict[str, dict[str, Any]]:
     """w1, w2, velocities and age of all that is averaged, in double precision, by name."""
     average, named = run.average(), run.named()
     out: dict[str, dict[str, Any]] = {}
+    if not run.attached.state_dict()["began"]:
+        return out
     for name, w2 in average["weights"].items():
         if name not in named:
             raise _Broken(f"the average has {name!r}, which the model does not have")

@@ -85,6 +85,7 @@ def main(folder: Path, steps: int) -> None:
         training.step()
         if training.done % EVERY == 0 or training.done == steps:
             save(checkpoint, training.state_dict())
+            training.belay.save_average(folder / "average.safetensors")  # whole or not there, by itself
 
 
 if __name__ == "__main__":
