@@ -23,7 +23,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # beside it: a rename crosses no disks
     try:
+        temporary.touch()
+        rights = temporary.stat().st_mode & 0o777  # what the user's files have; a library may write with fewer
+        temporary.unlink()
         yield temporary
+        temporary.chmod(rights)
         _sync(temporary)
         os.replace(temporary, path)
     except BaseException:

@@ -126,6 +126,7 @@ def couple_(
         for x, y, change in zip(xs, ys, changes, strict=True):
             if change is not None:
                 _move_(x, y, change, 1.0, keep)
+        del update, away, terms, changes, change  # before the next piece needs as much again
 
 
 def exchange_(x: Tensors, y: Tensors) -> None:
