@@ -87,8 +87,8 @@ def round_what_is_loaded(patch: pytest.MonkeyPatch) -> None:
 def forget_ages(patch: pytest.MonkeyPatch) -> None:
     right = _checkpoint.numbers
 
-    def wrong(average: Any, step: int) -> Any:
-        state = right(average, step)
+    def wrong(*arguments: Any) -> Any:
+        state = right(*arguments)
         return state | {"ages": dict.fromkeys(state["ages"], 0)}
 
     patch.setattr(_checkpoint, "numbers", wrong)
