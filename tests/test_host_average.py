@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import torchbelay as tb
 import two_devices
+from problems import no_waiting
 from small import BELAY, EMA, SWINGING, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
 from torchbelay.ops import foreach
 
@@ -157,6 +158,48 @@ def test_parameters_on_several_devices() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
     assert done.stdout == f"{len(two_devices.cases())} cases\n", done.stdout + done.stderr
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU has memory of its own")
+
+
+@gpu
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_average_of_weights_on_a_gpu_is_pinned_and_the_same(how: str, dtype: torch.dtype) -> None:
+    runs = []
+    for options in ({"device": "cpu"}, {"impl": "foreach"}):
+        model = nn.Sequential(nn.Linear(300, 500), nn.Linear(500, 1)).to("cuda", dtype)
+        model.load_state_dict(runs[0][0] if runs else model.state_dict())
+        start = values(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, WATCHING[how], **options)
+        for step in range(5):
+            torch.manual_seed(step)
+            for p in model.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+        with belay.averaged():
+            inside = values(model)
+        optimizer.step()
+        runs.append((start, inside, values(model), {k: t.cpu() for k, t in belay.average_state_dict().items()}))
+        weights = belay.state_dict()["averages"]["average"]["weights"].values()
+        assert all(w.is_pinned() and w.device.type == "cpu" for w in weights) is ("device" in options)
+    assert same(*(list(run[1:]) for run in runs))
+
+
+@gpu
+def test_the_host_does_not_wait_for_the_copies() -> None:
+    model = nn.Linear(300, 500).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA, device="cpu", on_nonfinite="skip")
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    with no_waiting():
+        optimizer.step()
+        optimizer.step()
+    assert belay.step == 3
 
 
 # Memory: bytes counted, as docs/memory.md has them --------------------------------------------------------------------

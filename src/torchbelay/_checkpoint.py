@@ -1,8 +1,9 @@
 """A Belay's state as plain tensors and numbers, and the check of one before anything is changed."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ._average import Average, Entry, describe, inertias
@@ -12,6 +13,44 @@ from .physics.method import Remembers
 
 FORMAT = 1
 SLOTS = {"weights": "w2", "velocities1": "v1", "velocities2": "v2"}  # what a checkpoint calls an entry's tensors
+
+
+class Swapped(Protocol):
+    """An average that is in the model at present, and the model's weights where it was."""
+
+    average: Average
+
+    def value(self, entry: Entry, average: str) -> Tensor:
+        """Where w2 of an entry of the average of that name is."""
+
+    def changed_buffers(self) -> bool:
+        """Whether anybody wrote to a buffer since."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers as they are in the model now."""
+
+
+def saved(
+    average: Average,
+    buffers: Mapping[str, Tensor],
+    swap: Swapped | None,
+    step: int,
+    memories: Mapping[int, tuple[float, ...]],
+) -> dict[str, Any]:
+    """An average as tensors and numbers, laid out the same whatever has happened so far.
+
+    Buffers of which an average has none of its own are zeros: nobody reads them again, but
+    torch.distributed.checkpoint loads only into what is there.
+    """
+    tensors = {kind: dict(average.tensors(slot)) for kind, slot in SLOTS.items()}
+    own = bool(average.buffers)
+    if swap is not None and swap.average is average:  # what lies in the model will not stay there
+        tensors["weights"] = {e.name: swap.value(e, average.name).clone() for e in average.entries.values()}
+        if swap.changed_buffers():
+            changed, own = swap.buffers(), True
+            buffers = {name: changed[name] for name in buffers}
+    kept = {name: b if own else torch.zeros_like(b) for name, b in buffers.items()}
+    return {**tensors, "buffers": kept, "own_buffers": int(own), **numbers(average, step, memories)}
 
 
 def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> dict[str, int]:

@@ -15,7 +15,6 @@ from ._clock import Clock
 from ._finite import Guard
 from ._roster import Roster
 from ._shard import local
-from ._swap import Swap
 from ._validate import warn_of_feedback
 from ._warnings import BelayWarning
 from .ops import foreach
@@ -366,31 +365,17 @@ class Stepper:
         return self._blank(average, wanted, device="meta").entries
 
     @torch.no_grad()
-    def saved(self, swap: Swap | None) -> dict[str, Any]:
-        """The averages as a checkpoint has them, which is the same layout whatever has happened so far.
-
-        Averages that have not begun are the weights as they are, and buffers that an average has none of are zeros:
-        nobody reads them again, but torch.distributed.checkpoint loads only into what is there.
-        """
-        step, averages = self.clock.count, self.averages
+    def saved(self, swap: _checkpoint.Swapped | None) -> dict[str, Any]:
+        """The averages as a checkpoint has them; those that have not begun are the weights as they are."""
+        averages = self.averages
         if not self.began:
             averages = {name: self._blank(averages[name], found) for name, found in self.wanted().items()}
         # a step that is under way, or raised, has asked for its numbers already
         memories = {} if self._work is None else {id(method): memory for method, memory in self._work.memories}
-        out = {}
-        for name, average in averages.items():
-            tensors = {kind: dict(average.tensors(slot)) for kind, slot in _checkpoint.SLOTS.items()}
-            own, buffers = bool(average.buffers), self._buffers(average)
-            if swap is not None and swap.average is average:  # what lies in the model will not stay there
-                tensors["weights"] = {e.name: swap.value(e, name).clone() for e in average.entries.values()}
-                if swap.changed_buffers():
-                    own, changed = True, swap.buffers()
-                    buffers = {each: changed[each] for each in buffers}
-            if not own:
-                buffers = {each: torch.zeros_like(b) for each, b in buffers.items()}
-            numbers = _checkpoint.numbers(average, step, memories)
-            out[name] = {**tensors, "buffers": buffers, "own_buffers": int(own), **numbers}
-        return out
+        return {
+            name: _checkpoint.saved(average, self._buffers(average), swap, self.clock.count, memories)
+            for name, average in averages.items()
+        }
 
     def _buffers(self, average: Average) -> dict[str, Tensor]:
         """The buffers that a checkpoint has of an average; the model's where it has none of its own."""

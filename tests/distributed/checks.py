@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -289,6 +289,58 @@ def averaged_is_seen_by_a_root_that_keeps_its_parameters_gathered(folder: Path) 
         torch.testing.assert_close(*outputs, rtol=0, atol=TOLERANCE)
         agree(run.weights(), one.weights())
         agree(run.average(), one.average())
+
+
+@on(2, 4)
+def averaged_is_seen_whatever_is_kept_gathered_and_in_whatever_precision(folder: Path) -> None:
+    """Modules that keep everything after a forward, or a part of it, and compute in bfloat16."""
+    keep: bool | int = False if dist.get_world_size() == 2 else 2
+    x = batch(99).float()
+    narrow, wide = (MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=d) for d in (None, torch.float32))
+
+    def spread(net: Net) -> nn.Module:
+        net.float()
+        fully_shard(net.first, reshard_after_forward=keep, mp_policy=narrow)
+        return fully_shard(net, reshard_after_forward=keep, mp_policy=wide)
+
+    run = Run(EMA, spread, share=lambda x: mine(x).float()).train(range(3))
+    fresh = Run(EMA, spread, seed=5)
+    fresh.model.load_state_dict(run.belay.average_state_dict())
+    with torch.no_grad():
+        plain = run.model(x)
+        with run.belay.averaged():
+            inside = run.model(x)
+        assert torch.equal(inside, fresh.model(x))
+        assert not torch.equal(inside, plain)
+        assert torch.equal(run.model(x), plain)
+
+
+@on(2, 3)
+def a_sharded_model_that_is_converted_keeps_its_average(folder: Path) -> None:
+    """FSDP2 gives its parameters other memory then; the averages must not go on with the old."""
+    run, one = (make(BELAY, adam=False, dtype=torch.float64).train(range(2)) for make in (fsdp, Run))
+    for each in (run, one):
+        each.model.float()
+        share = each.share
+        each.share = lambda x, share=share: share(x).float()
+        each.train(range(2, 5))
+    agree(run.weights(), one.weights(), 1e-6)  # float32 by now
+    agree(run.average(), one.average(), 1e-6)
+    assert run.belay.stats()["tension"] > 0.01
+
+
+@on(2, 3)
+def an_export_between_forward_and_backward_disturbs_nothing(folder: Path) -> None:
+    runs = [fsdp(EMA).train(range(2)) for _ in range(2)]
+    for run in runs:
+        run.optimizer.zero_grad()
+        loss = loss_of(run.model, mine(batch(2)))
+        if run is runs[0]:
+            run.belay.average_state_dict()
+            run.belay.state_dict()
+        loss.backward()
+        run.optimizer.step()
+    assert same(everything(runs[0]), everything(runs[1]))
 
 
 @on(2)
