@@ -317,13 +317,14 @@ def averaged_is_seen_whatever_is_kept_gathered_and_in_whatever_precision(folder:
 
 @on(2, 3)
 def a_sharded_model_that_is_converted_keeps_its_average(folder: Path) -> None:
-    """FSDP2 gives its parameters other memory then; the averages must not go on with the old."""
-    run, one = (make(BELAY, adam=False, dtype=torch.float64).train(range(2)) for make in (fsdp, Run))
+    """FSDP2 gives its parameters other memory before the first forward; the averages must not go on with the old."""
+    run, one = (make(BELAY, adam=False, dtype=torch.float64) for make in (fsdp, Run))
+    old = here(run.model.scale)
     for each in (run, one):
         each.model.float()
-        share = each.share
-        each.share = lambda x, share=share: share(x).float()
-        each.train(range(2, 5))
+        each.share = lambda x, share=each.share: share(x).float()
+        each.train(range(4))
+    assert here(run.model.scale).data_ptr() != old.data_ptr() or not old.numel()
     agree(run.weights(), one.weights(), 1e-6)  # float32 by now
     agree(run.average(), one.average(), 1e-6)
     assert run.belay.stats()["tension"] > 0.01
