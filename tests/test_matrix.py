@@ -70,7 +70,7 @@ METHODS = {
 
 def examine(animal: str, optimizer: Any, dtype: torch.dtype | None = None, **more: Any) -> Report:
     each = ZOO[animal]
-    settings = {"batch": each.batch, "loss": each.loss, "steps": 4} | more
+    settings = {"batch": each.batch, "loss": each.loss, "steps": 3} | more
     report = check(lambda: each.model(dtype, seed=torch.initial_seed()), optimizer, **settings)
     assert report.passed == tuple(CONTRACTS)  # nothing was skipped
     return report
