@@ -191,6 +191,43 @@ def test_a_bad_step_that_had_raised_before_leaves_no_trace(how: str, tries: int)
     assert same(snapshot(run.model, run.belay), snapshot(other.model, other.belay))
 
 
+@pytest.mark.parametrize("how", ["lagged", "belay"])
+@pytest.mark.parametrize("then", [[nan, None], [None], [inf, nan, None]], ids=str)
+def test_steps_that_raise_are_skipped_and_leave_bad_weights_in_any_order(how: str, then: list[float | None]) -> None:
+    """With an optimizer that skips by itself: inf for a step that the scaler skips, nan for one that leaves nan."""
+
+    def fails(*_: object) -> None:
+        raise KeyError("no luck")
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    belay = tb.Belay(model, optimizer, METHODS[how], on_nonfinite="skip")
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # as GradScaler does
+    train(model, optimizer, 3)
+    before, good = copy.deepcopy(belay.state_dict()), values(model)
+    handle = optimizer.register_step_pre_hook(fails)
+    with pytest.raises(KeyError):
+        optimizer.step()
+    handle.remove()
+    for what in then:
+        optimizer.found_inf = torch.tensor(float(what == inf))
+        if what is None:
+            train(model, optimizer, 1, first=3)
+            continue
+        if what is nan:
+            model[0].weight.grad.fill_(nan)
+        optimizer.step()
+        model.load_state_dict(good)
+        if what is nan:
+            assert same(belay.state_dict(), before)
+    train(model, optimizer, 1, first=4)
+    other = mlp()
+    other_optimizer = torch.optim.SGD(other.parameters(), lr=0.1, fused=True)
+    other_belay = tb.Belay(other, other_optimizer, METHODS[how])
+    train(other, other_optimizer, 5)
+    assert same(snapshot(model, belay), snapshot(other, other_belay))
+
+
 @pytest.mark.parametrize("how", ["lagged", "belay", "swa"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_it_goes_together_with_steps_that_a_scaler_skips(how: str, fused: bool) -> None:

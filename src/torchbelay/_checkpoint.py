@@ -12,6 +12,7 @@ from .options import Options
 from .physics.method import Remembers
 
 FORMAT = 1
+LARGEST = 1 << 63  # what a count on a device can be
 SLOTS = {"weights": "w2", "velocities1": "v1", "velocities2": "v2"}  # what a checkpoint calls an entry's tensors
 
 
@@ -88,7 +89,7 @@ def check(
     buffers: Mapping[str, Mapping[str, Tensor]],
 ) -> None:
     """Refuse a state that does not fit `expected` (entries by average and name) and the buffers of each average."""
-    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+    if not isinstance(state, Mapping) or not _equal(state.get("format"), FORMAT):
         raise ValueError("this is not the state of a Belay: it needs what Belay.state_dict() returned (format 1)")
     try:
         _check_options(state["options"], options)
@@ -98,7 +99,7 @@ def check(
             _flag(flag, state[flag])
         for name, entries in expected.items():
             saved = state["averages"][name]
-            if not saved["weights"]:
+            if not _named("weights", saved["weights"]):
                 raise ValueError(f"this state of a Belay is damaged: its average {name!r} holds no weights")
             _check_average(name, saved, entries, step=state["step"])
             _flag("own_buffers", saved["own_buffers"])
@@ -132,7 +133,7 @@ def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
 
 def _check_options(saved: Mapping[str, Any], options: Options) -> None:
     for name, now in options.saved().items():
-        if saved[name] != now:
+        if not _equal(_named("options", saved)[name], now):
             raise ValueError(
                 f"{name} differs: {saved[name]!r} in the checkpoint, {now!r} here; build Belay with "
                 f"{name}={saved[name]!r}"
@@ -148,7 +149,7 @@ def _check_average(name: str, saved: Mapping[str, Any], entries: Mapping[str, En
         for i, (kind, slot) in enumerate(list(SLOTS.items())[1:])
     ]
     for e in entries.values():
-        if saved["methods"][e.name] != describe(e.method):
+        if not _equal(saved["methods"][e.name], describe(e.method)):
             raise ValueError(
                 f"the method of {e.name!r} in {where} differs: {saved['methods'][e.name]} in the checkpoint, "
                 f"{describe(e.method)} here; build Belay with the checkpoint's method"
@@ -161,7 +162,7 @@ def _check_average(name: str, saved: Mapping[str, Any], entries: Mapping[str, En
             )
         if isinstance(e.method, Remembers):
             memory = saved["memories"][e.name]
-            numbers = isinstance(memory, list) and all(isinstance(x, int | float) for x in memory)
+            numbers = isinstance(memory, list) and all(isinstance(x, int | float) and 0 <= x < LARGEST for x in memory)
             if not numbers or len(memory) not in (0, e.method.remembers):
                 raise ValueError(
                     f"the memory of {e.name!r} in {where} is damaged: {memory!r}, not {e.method.remembers} numbers"
@@ -174,8 +175,19 @@ def _check_average(name: str, saved: Mapping[str, Any], entries: Mapping[str, En
 
 
 def _whole(what: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
         raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is not a count")
+
+
+def _equal(saved: Any, here: int | str) -> bool:
+    """Whether they are the same; a damaged state may hold anything, such as tensors that compare as they like."""
+    return type(saved) is type(here) and bool(saved == here)
+
+
+def _named(what: str, saved: Any) -> Mapping[str, Any]:
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"{what} in this state of a Belay is damaged: {type(saved).__name__} is no dict")
+    return saved
 
 
 def _flag(what: str, value: Any) -> None:
@@ -202,7 +214,8 @@ def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) 
         raise ValueError(f"{what} does not fit: {reason}; save and load by torch.distributed.checkpoint instead")
 
 
-def _same_names(what: str, saved: Iterable[str], here: Iterable[str]) -> None:
+def _same_names(what: str, saved: Any, here: Iterable[str]) -> None:
+    _named(what, saved)
     missing, unexpected = sorted(set(here) - set(saved)), sorted(set(saved) - set(here))
     if missing or unexpected:
         parts = [

@@ -137,8 +137,8 @@ class Stepper:
                 motion = motion or REST
             move = Move(cohort, motion, score)
             if not average.pulls and any(each.coupling.pulls for each in move.motions):
-                why = "is kept in host memory and" if average.hosted else "is a spectator and"
-                raise ValueError(f"{average.name!r} {why} may only watch, but {cohort.method!r} pulls now")
+                kind = "average in host memory" if average.hosted else "spectator"
+                raise ValueError(f"the {kind} {average.name!r} may only watch, but {cohort.method!r} pulls now")
             moves.append(move)
         work.moves += moves
         if moves and moves[0].lists is average.cohorts[0] and self._options.buffers == "average":
