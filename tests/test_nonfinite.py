@@ -192,9 +192,9 @@ def test_a_bad_step_that_had_raised_before_leaves_no_trace(how: str, tries: int)
 
 
 @pytest.mark.parametrize("how", ["lagged", "belay"])
-@pytest.mark.parametrize("then", [[nan, None], [None], [inf, nan, None]], ids=str)
+@pytest.mark.parametrize("then", [[nan, None], [None], [inf, nan, None], [-inf, None], [inf, -inf, None]], ids=str)
 def test_steps_that_raise_are_skipped_and_leave_bad_weights_in_any_order(how: str, then: list[float | None]) -> None:
-    """With an optimizer that skips by itself: inf for a step that the scaler skips, nan for one that leaves nan."""
+    """With an optimizer that skips by itself: inf is a step that it skips, nan one that leaves nan, -inf is both."""
 
     def fails(*_: object) -> None:
         raise KeyError("no luck")
@@ -210,15 +210,17 @@ def test_steps_that_raise_are_skipped_and_leave_bad_weights_in_any_order(how: st
         optimizer.step()
     handle.remove()
     for what in then:
-        optimizer.found_inf = torch.tensor(float(what == inf))
+        optimizer.found_inf = torch.tensor(float(what in (inf, -inf)))
         if what is None:
             train(model, optimizer, 1, first=3)
             continue
         if what is nan:
             model[0].weight.grad.fill_(nan)
+        if what == -inf:
+            model[0].weight.data.fill_(nan)
         optimizer.step()
         model.load_state_dict(good)
-        if what is nan:
+        if what != inf:
             assert same(belay.state_dict(), before)
     train(model, optimizer, 1, first=4)
     other = mlp()

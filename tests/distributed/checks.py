@@ -289,6 +289,12 @@ def averaged_is_seen_by_a_root_that_keeps_its_parameters_gathered(folder: Path) 
         torch.testing.assert_close(*outputs, rtol=0, atol=TOLERANCE)
         agree(run.weights(), one.weights())
         agree(run.average(), one.average())
+    with torch.no_grad():
+        with run.belay.averaged():
+            inside = run.model(x)
+        run.model(x)  # gathered again
+        run.belay.copy_to_model()
+        assert torch.equal(run.model(x), inside)
 
 
 @on(2, 4)
