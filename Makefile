@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.up-to-date
 
-.PHONY: help setup reproduce test lint format bench clean
+.PHONY: help setup reproduce test soak lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -26,6 +26,10 @@ test: setup ## every test, with coverage
 	$(BIN)/coverage report
 	$(BIN)/coverage report --fail-under=95 --format=total \
 		--include='src/torchbelay/physics/*,src/torchbelay/ops/*,src/torchbelay/belay.py'
+
+soak: setup ## ten minutes of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints
+	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 \
+		$(BIN)/python -m pytest -n auto --durations=5 tests/test_soak.py tests/test_kill.py tests/test_fuzz_checkpoint.py
 
 lint: setup ## style, types and the direction of imports
 	$(BIN)/ruff format --check .

@@ -149,7 +149,7 @@ BAD_STATES = {
     "other every": (damaged(options__every=5), "every differs: 5 in the checkpoint, 1 here; build Belay with every=5"),
     "other buffers": (damaged(options__buffers="average"), "buffers differs"),
     "no options": (damaged(options=...), "damaged"),
-    "a buffer unknown": (damaged(averages__average__buffers={"9.running": torch.ones(1)}), "damaged"),
+    "a buffer unknown": (damaged(averages__average__buffers={"9.running": torch.ones(1)}), "unexpected: '9.running'"),
 }
 
 

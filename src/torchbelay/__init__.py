@@ -1,6 +1,7 @@
 """Weight averaging for PyTorch as two masses on a damped spring."""
 
 from . import optim
+from ._version import __version__ as __version__
 from ._warnings import BelayWarning, UnstableSpringWarning
 from .belay import Belay
 from .physics import methods
@@ -8,6 +9,13 @@ from .physics.coupling import Coupling
 from .physics.method import Method
 from .physics.spring import Spring
 
-__version__ = "0.1.0"
-
-__all__ = ["Belay", "BelayWarning", "Coupling", "Method", "Spring", "UnstableSpringWarning", "methods", "optim"]
+__all__ = [
+    "Belay",
+    "BelayWarning",
+    "Coupling",
+    "Method",
+    "Spring",
+    "UnstableSpringWarning",
+    "methods",
+    "optim",
+]

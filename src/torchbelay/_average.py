@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._shard import is_sharded, local, with_local
 from .ops.around import Motion, Score
 from .ops.foreach import Swing
 from .physics.coupling import Coupling, Inertia
@@ -149,10 +150,15 @@ def _swing(v: list[Tensor], inertia: Inertia | None) -> Swing | None:
 
 
 class Average:
-    """All entries of one average, and its own buffers where it has them."""
+    """All entries of one average, and its own buffers where it has them.
 
-    def __init__(self, name: str, rule: Rule, *, pulls: bool) -> None:
-        self.name, self.rule, self.pulls = name, rule, pulls
+    Of tensors that are spread over ranks an entry has the whole, a cohort the parts that are here. Averages are where
+    their parameters are, or, with `hosted`, in host memory.
+    """
+
+    def __init__(self, name: str, rule: Rule, *, pulls: bool, hosted: bool = False) -> None:
+        self.name, self.rule, self.pulls, self.hosted = name, rule, pulls and not hosted, hosted
+        self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
         self.cohorts: list[Cohort] = []
         self.buffers: dict[str, Tensor] = {}
@@ -169,11 +175,39 @@ class Average:
         own: dict[tuple[int, int], Method] = {}
         for name, w1, method, group in found:
             fresh = own.setdefault((id(method), group), method.fresh() if isinstance(method, Remembers) else method)
-            w2 = w1.detach().to(device or w1.device, average_dtype(w1, dtype), copy=True)
-            v1, v2 = (None if inertia is None else torch.zeros_like(w2) for inertia in inertias(method))
+            wide = average_dtype(w1, dtype)
+            if device == "meta":
+                w2 = torch.empty(w1.shape, dtype=wide, device="meta")
+            else:
+                w2 = self._kept(w1.detach().to(self._home(w1), wide, copy=True), w1)
+            v1, v2 = (None if inertia is None else self._at_rest(w2, w1) for inertia in inertias(method))
             self.entries[name] = Entry(name, w1, w2, v1, v2, fresh, group, born)
         if device is None:
             self.regroup()
+
+    def _at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
+        """Velocities for the average of a parameter."""
+        zeros = torch.zeros_like(w2)
+        return zeros if w2.is_meta else self._kept(zeros, w1)
+
+    def _home(self, w1: Tensor) -> torch.device:
+        """Where the average of a parameter is."""
+        return torch.device("cpu") if self.hosted else local(w1).device
+
+    def _kept(self, tensor: Tensor, w1: Tensor) -> Tensor:
+        """The same at home, in memory that a GPU can copy from and to while the host does other things."""
+        there = self._home(w1)
+        if local(tensor).device != there:
+            tensor = tensor.to(there)
+        if self.hosted and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
+            tensor = with_local(tensor, local(tensor).pin_memory())
+        return tensor
+
+    def is_current(self) -> bool:
+        """Whether the cohorts hold the memory that the weights are in; a model that is moved has other."""
+        return all(self._home(c.w1[0]) == c.w2[0].device for c in self.cohorts) and all(
+            local(w1) is part for w1, part in self._shards
+        )
 
     def regroup(self) -> None:
         """Form the cohorts anew; averages follow their parameters to another device."""
@@ -183,18 +217,19 @@ class Average:
         for e in self.entries.values():
             for slot in ("w2", "v1", "v2"):
                 tensor = getattr(e, slot)
-                if tensor is not None and tensor.device != e.w1.device:
-                    setattr(e, slot, tensor.to(e.w1.device))
+                if tensor is not None:
+                    setattr(e, slot, self._kept(tensor, e.w1))
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             group = None if varies(e.method) in ("never", "step") else e.group
             key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
             cohort = cohorts.setdefault(key, Cohort([], [], [], [], e.method, group, e.born))
-            cohort.w1.append(e.w1)
-            cohort.w2.append(e.w2)
-            cohort.v1.extend([] if e.v1 is None else [e.v1])
-            cohort.v2.extend([] if e.v2 is None else [e.v2])
+            cohort.w1.append(local(e.w1))
+            cohort.w2.append(local(e.w2))
+            cohort.v1.extend([] if e.v1 is None else [local(e.v1)])
+            cohort.v2.extend([] if e.v2 is None else [local(e.v2)])
         self.cohorts = list(cohorts.values())
+        self._shards = [(e.w1, local(e.w1)) for e in self.entries.values() if is_sharded(e.w1)]
 
     def regrouped(self, groups: dict[int, int]) -> list[str]:
         """Note the group that each parameter (by id) is in now; let go of those in none, and return their names."""
@@ -213,21 +248,16 @@ class Average:
 
     def clear(self) -> None:
         """Forget everything but the rule."""
-        self.entries, self.cohorts, self.buffers = {}, [], {}
-
-    def pairs(self, *, same_dtype: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """All (w1, w2) that do, or do not, have the same dtype."""
-        chosen = [e for e in self.entries.values() if (e.w1.dtype == e.w2.dtype) is same_dtype]
-        return [e.w1 for e in chosen], [e.w2 for e in chosen]
+        self.entries, self.cohorts, self.buffers, self._shards = {}, [], {}, []
 
     def restart(self, born: int) -> None:
         """Begin again at the weights as they are."""
         renewed: dict[int, Method] = {}
         for e in self.entries.values():
-            e.w2.copy_(e.w1)
+            local(e.w2).copy_(local(e.w1))
             for v in (e.v1, e.v2):
                 if v is not None:
-                    v.zero_()
+                    local(v).zero_()
             if isinstance(e.method, Remembers):
                 e.method = renewed.setdefault(id(e.method), e.method.fresh())
             e.born = born
@@ -237,6 +267,12 @@ class Average:
     def tensors(self, slot: str) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of every entry that has one in this slot."""
         return ((e.name, getattr(e, slot)) for e in self.entries.values() if getattr(e, slot) is not None)
+
+
+def parts(entries: Iterable[Entry]) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and averages, as far as they are here."""
+    found = list(entries)
+    return [local(e.w1) for e in found], [local(e.w2) for e in found]
 
 
 def average_dtype(w: Tensor, asked: torch.dtype | None) -> torch.dtype:

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from ._shard import is_sharded, reshard
 
 # Where each wrapper is defined, and the attribute it keeps the wrapped module in. The classes are looked up in what is
 # already imported: a model cannot be wrapped by a class that nobody has loaded.
@@ -49,13 +52,24 @@ def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
 
 
 def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by clean name; a tied one once, under its first name."""
+    """Parameters by clean name; a tied one once, under its first name.
+
+    Under FSDP2 those are the sharded ones, which the optimizer holds: what was gathered for a forward is let go.
+    """
+    reshard(root)
     return _first_names(root, lambda module: module._parameters)
 
 
 def named_buffers(root: nn.Module) -> dict[str, Tensor]:
     """Buffers by clean name, each once."""
     return _first_names(root, lambda module: module._buffers)
+
+
+def persistent_buffers(root: nn.Module) -> dict[str, Tensor]:
+    """Those of them that the model's own checkpoints hold."""
+    return _first_names(
+        root, lambda m: {name: b for name, b in m._buffers.items() if name not in m._non_persistent_buffers_set}
+    )
 
 
 def _first_names(root: nn.Module, slots: Callable[[nn.Module], dict[str, Any]]) -> dict[str, Any]:
@@ -69,29 +83,57 @@ def _first_names(root: nn.Module, slots: Callable[[nn.Module], dict[str, Any]]) 
     return found
 
 
-def state_dict_with(root: nn.Module, replaced: dict[int, Tensor]) -> dict[str, Any]:
+def copied(tensor: Tensor) -> Tensor:
+    """A copy that nobody else holds."""
+    return tensor.detach().clone()
+
+
+def state_dict_with(
+    root: nn.Module, replaced: dict[int, Tensor], take: Callable[[Tensor], Any] = copied
+) -> dict[str, Any]:
     """Copies of what the plain model's own `state_dict()` holds, some tensors (by id) replaced by others.
 
     The model is asked itself, hooks, extra state and all, while its slots hold the other tensors; no weight is
-    written.
+    written. Each tensor is taken by `take`, one after the other, and let go of, and so is `replaced`: never are there
+    two copies of everything. What is tied in the model is tied in its state.
     """
+    reshard(root)
     modules = list(walk(root))
     clean_of = {spelled: clean for clean, spellings, _ in modules for spelled in spellings}
     _, (*_, lead), inner = modules[0]  # asked of the innermost root, its own wrappers do not appear in the keys
     with _slots_hold(root, replaced):
         found = inner.state_dict()
+    replaced.clear()
 
     def clean(key: str) -> str:
         head, dot, leaf = (lead + key).rpartition(".")
         return clean_of.get(head + dot, (head + dot).removeprefix(lead)) + leaf  # a hook may have made a key of its own
 
     out: OrderedDict[str, Any] = OrderedDict()
-    for key, value in found.items():
-        out[clean(key)] = value.detach().clone() if isinstance(value, Tensor) else value
     # the versions by which modules migrate old layouts, under the name of each module
     versions = getattr(found, "_metadata", {})
     out._metadata = {clean(key + ".").removesuffix("."): value for key, value in versions.items()}  # type: ignore[attr-defined]
+    owners = {prefix + name: id(p) for prefix, _, module in modules for name, p in module._parameters.items()}
+    tied: dict[tuple[Any, ...], Any] = {}
+    while found:
+        key = next(iter(found))
+        value = found.pop(key)
+        name = clean(key)
+        if isinstance(value, Tensor):
+            same = _identity(value) or (owners.get(name, name),)
+            if same not in tied:
+                tied[same] = take(value)
+            out[name] = tied[same]
+        else:
+            out[name] = value
     return out
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Where a tensor lies and what it looks like; None for one whose place says nothing, here or on other ranks."""
+    if is_sharded(tensor) or tensor.layout != torch.strided or not tensor.numel():
+        return None
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 @contextmanager

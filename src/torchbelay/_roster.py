@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from . import _model
 from ._average import Average, Found
+from ._shard import reshard
 from ._validate import check_method
 from .physics.method import Method
 
@@ -24,7 +25,9 @@ class Roster:
         self._held = [list(group) for group in self._look()]
 
     def _look(self) -> list[list[Tensor]]:
-        if self._optimizer is None:  # what was ever trained stays, as it would in an optimizer
+        if self._optimizer is None:
+            reshard(self._model)
+            # what was ever trained stays, as it would in an optimizer
             known = {id(p) for group in self._held for p in group}
             return [[p for p in self._model.parameters() if p.requires_grad or id(p) in known]]
         return [group["params"] for group in self._optimizer.param_groups]
@@ -73,7 +76,14 @@ class Roster:
                     key = (_identity(method), average.name)
                     if key not in checked:
                         lr = float(self.lr(group) or 0.0)
-                        check_method(method, lr, pulls=average.pulls, average=average.name, every=every)
+                        check_method(
+                            method,
+                            lr,
+                            pulls=average.pulls,
+                            hosted=average.hosted,
+                            average=average.name,
+                            every=every,
+                        )
                         checked[key] = method
                     found[average.name].append((name, p, checked[key], group))
         return found

@@ -12,13 +12,17 @@ from torch.optim import Optimizer
 from . import _checkpoint, _model
 from ._average import Average, Cohort, Entry, Found, buffer_weight
 from ._clock import Clock
+from ._finite import Guard
 from ._roster import Roster
+from ._shard import local
 from ._validate import warn_of_feedback
 from ._warnings import BelayWarning
 from .ops import foreach
-from .ops.around import Motion, Move, Ready, choose, is_capturing
+from .ops.around import Around, Motion, Move, Ready, choose, is_capturing
+from .ops.host import Host
 from .options import Options
 from .physics.coupling import Coupling
+from .physics.method import Remembers
 
 REST = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
 
@@ -41,6 +45,12 @@ class Work:
     keep: Tensor | None = None  # 0 on the device if mixed-precision training skips the step, else 1
     skipped: bool = False  # the same, known on the host
     retried: bool = False  # a step before this one raised
+    memories: list[tuple[Remembers, tuple[float, ...]]] = field(default_factory=list)  # methods, as they were before
+
+    def forget(self) -> None:
+        """Let methods that keep learning rates forget that they were asked: the step has not been."""
+        for method, memory in self.memories:
+            method.remember(memory)
 
 
 class Stepper:
@@ -51,7 +61,9 @@ class Stepper:
     ) -> None:
         self._model, self._optimizer, self._options = model, optimizer, options
         self.averages = averages
-        self.around = choose(options.impl, rounding=options.rounding)
+        self._host = Host(options.impl) if options.hosted else None
+        self.around: Around = self._host or choose(options.impl, rounding=options.rounding)
+        self._guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
         self.carried = False  # whether the optimizer took the averages along in the last step
         self._fusing: Fusing | None = optimizer if hasattr(optimizer, "expect_averages") else None
         self.clock = Clock()
@@ -74,12 +86,19 @@ class Stepper:
         if not self._roster.is_current():
             self._adopt_changes(self._roster.renewed())
         for average in self.averages.values():
-            if any(cohort.w1[0].device != cohort.w2[0].device for cohort in average.cohorts):
+            if not average.is_current():
                 average.regroup()
         # set by GradScaler, for optimizers that skip a step by themselves
         found_inf = getattr(self._optimizer, "found_inf", None)
+        if self._work is not None:
+            self._work.forget()
         work = Work(retried=self._ahead is not None)
         ask, replayed = self._must_ask(), self._is_capturing()
+        if replayed and (self._host is not None or self._options.on_nonfinite == "raise"):
+            raise RuntimeError(
+                "a captured graph cannot replay averages with device='cpu' or on_nonfinite='raise', which need the "
+                "host at every step; take the step outside the graph"
+            )
         if replayed and ask:
             raise RuntimeError(
                 "a captured graph cannot replay this average: its numbers come from the host at every step (a method "
@@ -98,7 +117,8 @@ class Stepper:
             for average in self.averages.values():
                 self._plan(average, step, work)
         self._work = work
-        if work.retried or self._fusing is None or not self._fusing.expect_averages(self):
+        alone = work.retried or self._fusing is None or self._guard is not None
+        if alone or not self._fusing.expect_averages(self):  # type: ignore[union-attr]
             self.lead()
 
     def _plan(self, average: Average, step: int | None, work: Work) -> None:
@@ -109,13 +129,16 @@ class Stepper:
             motion: Motion | None = None
             if step is not None or self._is_constant_for(cohort):
                 at = cohort.born + 1 if step is None else step
+                if isinstance(cohort.method, Remembers):
+                    work.memories.append((cohort.method, cohort.method.memory))
                 motion = cohort.motion(at, self._lr_of(cohort), self._options.every)
                 if motion is None and score is None:
                     continue
                 motion = motion or REST
             move = Move(cohort, motion, score)
             if not average.pulls and any(each.coupling.pulls for each in move.motions):
-                raise ValueError(f"the spectator {average.name!r} may only watch, but {cohort.method!r} pulls now")
+                kind = "average in host memory" if average.hosted else "spectator"
+                raise ValueError(f"the {kind} {average.name!r} may only watch, but {cohort.method!r} pulls now")
             moves.append(move)
         work.moves += moves
         if moves and moves[0].lists is average.cohorts[0] and self._options.buffers == "average":
@@ -149,6 +172,11 @@ class Stepper:
         if done is not None:
             keep = 1 - done if keep is None else keep * (1 - done)
         work.ready = self.around.prepare(work.moves, self.clock)
+        if self._guard is not None:
+            leading = [move.lists for move in work.moves if any(each.leads for each in move.motions)]
+            if leading:
+                self.settle()
+            self._guard.keep((w2 for lists in leading for w2 in lists.w2), done)
         work.ready.before(keep)
         if work.keep is None:
             self._ahead = torch.ones(())
@@ -163,10 +191,15 @@ class Stepper:
         self.carried = work.carried
         if work.skipped:
             return
+        good = self._look_at_the_weights(work)
         if work.retried and work.keep is not None and self._ahead is not None:
             self._ahead = self._ahead * (1 - work.keep)  # still ahead if this one, too, came to nothing
+            if good is not None:
+                self._ahead = self._ahead * good.to(self._ahead)
         else:
             self._ahead = None
+        if good is not None:
+            work.keep = good if work.keep is None else work.keep * good.to(work.keep)
         if not work.carried:
             if work.ready is None:
                 raise RuntimeError(
@@ -176,14 +209,42 @@ class Stepper:
             work.ready.after(work.keep)
         for own, buffer, weight in work.buffers:
             if own.is_floating_point() or own.is_complex():
-                foreach.lerp_([own], [buffer], weight, work.keep)
+                foreach.lerp_([local(own)], [local(buffer)], weight, work.keep)
             else:
-                foreach.overwrite_(own, buffer, work.keep)
+                foreach.overwrite_(local(own), local(buffer), work.keep)
         if self._options.buffers == "copy":
             self._forget_buffers(work.keep)
         self.clock.tick(work.keep, there=work.carried)
         if not self.began and self.clock.count >= self._options.start:
-            self.begin()
+            self._begin_when_finite()
+
+    def _look_at_the_weights(self, work: Work) -> Tensor | None:
+        """1 if they are finite, else 0, or an error; None if they are known to be finite, or nobody asked."""
+        if self._guard is None or not work.moves:
+            return None
+        followed = {id(e.w1): (e.name, e.w1) for average in self.averages.values() for e in average.entries.values()}
+        step = self.clock.count + 1 if self._guard.raises else None
+        try:
+            good = self._guard.look(list(followed.values()), step)
+        except FloatingPointError:
+            self._ahead = None
+            work.forget()
+            raise
+        if work.memories and good is not None and not bool(good):  # such methods wait for every step anyway
+            work.forget()
+        if not (work.retried and work.keep is not None):
+            self._guard.forget()
+        return good
+
+    def _begin_when_finite(self) -> None:
+        """Begin, or wait for better weights, or raise, as `on_nonfinite` says."""
+        if self._guard is not None:
+            found = _distinct(self.wanted())
+            if self._guard.raises:
+                self._guard.look(found, self.clock.count)
+            elif not self._guard.is_good(found):
+                return
+        self.begin()
 
     def _forget_buffers(self, keep: Tensor | None) -> None:
         """A step has passed: what `update_bn` had found for an average is out of date, unless the step was skipped."""
@@ -193,7 +254,7 @@ class Stepper:
             elif average.buffers:
                 now = _model.named_buffers(self._model)
                 for name, own in average.buffers.items():
-                    foreach.overwrite_(own, now.get(name, own), keep)
+                    foreach.overwrite_(local(own), local(now.get(name, own)), keep)
 
     def _is_constant(self) -> bool:
         """Whether every step is like every other, so that nobody need know its number."""
@@ -253,7 +314,10 @@ class Stepper:
     @torch.no_grad()
     def begin(self) -> None:
         """Let every average start as a copy of the weights."""
-        for name, found in self.wanted().items():
+        wanted = self.wanted()
+        if self._guard is not None:
+            self._guard.check(_distinct(wanted))
+        for name, found in wanted.items():
             self.averages[name].adopt(found, born=self.clock.count, dtype=self._options.dtype)
         self.began = True
         self._copy_buffers()
@@ -261,6 +325,9 @@ class Stepper:
     @torch.no_grad()
     def restart(self) -> None:
         """Begin again at the weights as they are, if the averages have begun."""
+        if self._guard is not None and self.began:
+            entries = [e for average in self.averages.values() for e in average.entries.values()]
+            self._guard.check([(e.name, e.w1) for e in entries])
         self.forget_the_step()
         for average in self.averages.values():
             average.restart(self.clock.count)
@@ -278,13 +345,14 @@ class Stepper:
         roster = self._roster if self._roster.is_current() else self._roster.renewed()
         wanted = roster.wanted(self.averages.values(), every=self._options.every)
         expected = {name: self._expected(average, wanted[name]) for name, average in self.averages.items()}
-        _checkpoint.check(state, self._options, expected, _model.named_buffers(self._model))
+        self.settle()
+        _checkpoint.check(state, self._options, expected, {n: self._buffers(a) for n, a in self.averages.items()})
         self._roster, self._work = roster, None
         self.clock.set(state["step"])
         self._ahead = torch.ones(()) if state["ahead"] else None
         for name, average in self.averages.items():
             saved = state["averages"][name]
-            self.began = bool(saved["weights"])
+            self.began = bool(state["began"])
             if not self.began:
                 average.clear()
                 continue
@@ -299,13 +367,45 @@ class Stepper:
         """The entries that a state must fit: those there are, or those there would be."""
         if _follows(average, wanted):
             return average.entries
-        blank = Average(average.name, average.rule, pulls=average.pulls)
-        blank.adopt(wanted, born=0, dtype=self._options.dtype, device="meta")
-        return blank.entries
+        return self._blank(average, wanted, device="meta").entries
+
+    @torch.no_grad()
+    def saved(self, swap: _checkpoint.Swapped | None) -> dict[str, Any]:
+        """The averages as a checkpoint has them; those that have not begun are the weights as they are."""
+        averages = self.averages
+        if not self.began:
+            averages = {name: self._blank(averages[name], found) for name, found in self.wanted().items()}
+        # a step that is under way, or raised, has asked for its numbers already
+        memories = {} if self._work is None else {id(method): memory for method, memory in self._work.memories}
+        return {
+            name: _checkpoint.saved(average, self._buffers(average), swap, self.clock.count, memories)
+            for name, average in averages.items()
+        }
+
+    def _buffers(self, average: Average) -> dict[str, Tensor]:
+        """The buffers that a checkpoint has of an average; the model's where it has none of its own."""
+        now = _model.named_buffers(self._model)
+        if self._options.buffers == "average":
+            return dict(average.buffers) or now
+        stay = _model.persistent_buffers(self._model) if self._options.buffers == "copy" else {}
+        return {name: average.buffers.get(name, now[name]) for name in stay if name in now}
+
+    def _blank(self, average: Average, wanted: list[Found], device: str | None = None) -> Average:
+        """What an average would be if it began now."""
+        blank = Average(average.name, average.rule, pulls=average.pulls, hosted=average.hosted)
+        blank.adopt(wanted, born=self.clock.count, dtype=self._options.dtype, device=device)
+        return blank
 
     def forget_the_step(self) -> None:
         """Drop a step that was begun."""
         self._work, self._ahead = None, None
+        if self._guard is not None:
+            self._guard.forget()
+
+    def settle(self) -> None:
+        """Wait until the averages are what the last step made of them: those in host memory may still be under way."""
+        if self._host is not None:
+            self._host.wait()
 
     def _copy_buffers(self) -> None:
         for average in self.averages.values() if self._options.buffers == "average" else ():
@@ -313,6 +413,11 @@ class Stepper:
 
     def _adopt_changes(self, roster: Roster) -> None:
         wanted = roster.wanted(self.averages.values(), every=self._options.every)
+        if self._guard is not None and self.began:
+            followed = {id(e.w1) for average in self.averages.values() for e in average.entries.values()}
+            late = [(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in followed]
+            if late:
+                self._guard.check(late)
         self._roster = roster
         if not self.began:
             return
@@ -351,6 +456,11 @@ class Stepper:
                 average.regroup()
         for average in self.averages.values():
             average.rename(names)
+
+
+def _distinct(wanted: Mapping[str, list[Found]]) -> list[tuple[str, Tensor]]:
+    """Names and parameters, each once whatever number of averages wants it."""
+    return list({id(p): (name, p) for found in wanted.values() for name, p, _, _ in found}.values())
 
 
 def _follows(average: Average, wanted: list[Found]) -> bool:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from . import _model
-from ._average import Average, Entry
+from ._average import Average, Entry, parts
+from ._shard import local, reshard
 from ._warnings import BelayWarning
 from .ops import foreach
 from .ops.around import Around
@@ -30,10 +31,12 @@ class Swap:
     def __init__(self, model: nn.Module, average: Average, around: Around, *, buffers: bool) -> None:
         self.average, self._around = average, around
         self._model = model
-        self._traded = average.pairs(same_dtype=True)
-        narrow, wide = average.pairs(same_dtype=False)
+        reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
+        entries = average.entries.values()
+        self._traded = [e for e in entries if e.w1.dtype == e.w2.dtype]
+        rounded = [e for e in entries if e.w1.dtype != e.w2.dtype]
         # All that needs memory comes first: when it runs out, nothing has moved yet.
-        self._aside = {id(p): p.detach().clone() for p in narrow}
+        self._aside = {id(e.w1): local(e.w1).detach().clone() for e in rounded}
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
         self._own: dict[int, Tensor] = {}  # the model's buffers by id, each once however many modules share it
         for _, _, module in _model.walk(model) if buffers else ():
@@ -42,8 +45,8 @@ class Swap:
                     self._slots.append((module._buffers, key, buffer))
                     if id(buffer) not in self._own:
                         self._own[id(buffer)] = buffer.detach().clone()
-        around.exchange_(*self._traded)
-        foreach.copy_(narrow, wide)
+        around.exchange_(*parts(self._traded))
+        foreach.copy_(*parts(rounded))
         named = _model.named_buffers(model)
         for name in average.buffers.keys() & named.keys() if buffers else ():
             named[name].copy_(average.buffers[name])
@@ -53,12 +56,12 @@ class Swap:
     @torch.no_grad()
     def undo(self) -> None:
         """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's."""
-        alike = [(x, y) for x, y in zip(*self._traded, strict=True) if (x.dtype, x.device) == (y.dtype, y.device)]
-        self._around.exchange_([x for x, _ in alike], [y for _, y in alike])
+        reshard(self._model)  # what was gathered of the average inside must not be trained
+        self._around.exchange_(*parts(e for e in self._traded if e.w1.dtype == e.w2.dtype))
         self._undo_converted()
         for entry in self.average.entries.values():
             if id(entry.w1) in self._aside:
-                entry.w1.copy_(self._aside[id(entry.w1)])
+                local(entry.w1).copy_(self._aside[id(entry.w1)])
         if self.changed_buffers():
             self.average.buffers = self.buffers()
         for slots, key, buffer in self._slots:
@@ -67,14 +70,14 @@ class Swap:
 
     def _undo_converted(self) -> None:
         """Somebody converted the model inside the block: its dtype stays, and the average takes what is left of it."""
-        converted = [(x, y) for x, y in zip(*self._traded, strict=True) if (x.dtype, x.device) != (y.dtype, y.device)]
-        for w1, w2 in converted:
+        converted = [e for e in self._traded if e.w1.dtype != e.w2.dtype]
+        for w1, w2 in zip(*parts(converted), strict=True):
             weights = w2.clone()
             w2.copy_(w1)
             w1.copy_(weights)
-        if any(w1.dtype != w2.dtype for w1, w2 in converted):
+        if converted:
             warnings.warn(
-                f"the model was converted to {converted[0][0].dtype} inside averaged(): the average was rounded to it",
+                f"the model was converted to {converted[0].w1.dtype} inside averaged(): the average was rounded to it",
                 BelayWarning,
                 stacklevel=2,
             )
@@ -91,11 +94,11 @@ class Swap:
         return {name: b.detach().clone() for name, b in _model.named_buffers(self._model).items()}
 
     def weights(self, entry: Entry) -> Tensor:
-        """Where w1 of an entry of any average is at present."""
+        """Where w1 of an entry of any average is at present, as far as it is here."""
         if id(entry.w1) in self._aside:
             return self._aside[id(entry.w1)]
         swapped = self.average.entries.get(entry.name)
-        return entry.w1 if swapped is None else swapped.w2
+        return local(entry.w1 if swapped is None else swapped.w2)
 
     def value(self, entry: Entry, average: str) -> Tensor:
         """Where w2 of an entry of the average of that name is at present."""

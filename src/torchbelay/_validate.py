@@ -27,7 +27,7 @@ def check_optimizer(optimizer: object) -> None:
         )
 
 
-def check_method(method: object, lr: float, *, pulls: bool, average: str, every: int) -> None:
+def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, average: str, every: int) -> None:
     """Refuse a method that is none, is unstable, pulls where it may only watch, or cannot be thinned out."""
     if isinstance(method, type) or not isinstance(method, Method):
         raise TypeError(
@@ -40,6 +40,12 @@ def check_method(method: object, lr: float, *, pulls: bool, average: str, every:
     coupling = _first_coupling(method, lr)
     if not isinstance(coupling, Coupling):
         raise TypeError(f"{method!r}.coupling(1, {lr}) returned {coupling!r}, not a Coupling")
+    if hosted and pulls_weights(method, lr):
+        raise ValueError(
+            f"device='cpu' keeps {average!r} in host memory, but {method!r} pulls the weights: every step would have "
+            "to wait for that memory. Leave device out; averages that only watch can be in a second Belay on the same "
+            "optimizer, with device='cpu'"
+        )
     if not pulls and pulls_weights(method, lr):
         raise ValueError(
             f"the spectator {average!r} would pull the weights ({method!r}); spectators only watch: use Spring.ema, or "

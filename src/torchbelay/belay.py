@@ -1,19 +1,21 @@
 """Belay: couples a model to its average around every step of any torch optimizer."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import _checkpoint, _model
-from ._average import MAIN, Average, Rule, as_rule
+from . import _checkpoint, _export, _model, _shard
+from ._average import MAIN, Average, Entry, Rule, as_rule, describe, parts
 from ._hooks import StepHooks
 from ._stepper import Stepper
 from ._swap import Swap, uninterrupted
 from ._validate import check_kernels, check_optimizer, warn_of_feedback
+from ._version import __version__
 from .ops import foreach
 from .options import OptionArguments, Options
 from .physics import _check
@@ -30,7 +32,11 @@ class Belay:
         method: a Spring, a method of `torchbelay.methods`, anything with `coupling(step, lr)`, or a function
             (name, parameter) -> method, or None for a parameter that is not to be averaged.
         spectators: further averages by name, which watch and do not pull.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`; see `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
+            `torchbelay.options.Options`.
+
+    Of a model that is sharded (DTensor: FSDP2, HSDP, tensor parallel) the averages are sharded alike, and a step talks
+    to no other rank. `stats()` and whatever gathers is a collective then: every rank must call it.
 
     >>> from torchbelay import Spring
     >>> model = nn.Linear(3, 1)
@@ -60,13 +66,14 @@ class Belay:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that is trained")
         check_optimizer(optimizer)
-        averages = {MAIN: Average(MAIN, as_rule(method), pulls=True)}
+        self._options = Options(**options)
+        hosted = self._options.hosted
+        averages = {MAIN: Average(MAIN, as_rule(method), pulls=True, hosted=hosted)}
         for name, watching in (spectators or {}).items():
             if not isinstance(name, str) or not name or name == MAIN:
                 raise ValueError(f"spectators has the name {name!r}; give each a name of its own, other than {MAIN!r}")
-            averages[name] = Average(name, as_rule(watching), pulls=False)
-        self._model, self._optimizer = model, optimizer
-        self._averages, self._options = averages, Options(**options)
+            averages[name] = Average(name, as_rule(watching), pulls=False, hosted=hosted)
+        self._model, self._optimizer, self._averages = model, optimizer, averages
         self._stepper = Stepper(model, optimizer, averages, self._options)
         self._swap: Swap | None = None
         found = self._stepper.wanted()  # refuses what cannot be averaged, before anything is attached
@@ -112,6 +119,7 @@ class Belay:
         """The model holds the average inside the block, and its own weights again after it, come what may.
 
         Look, do not touch: an optimizer step inside raises. Buffers changed inside (by `update_bn`) stay the average's.
+        FSDP2 modules let go, on entering and on leaving, of what they had gathered.
         """
         average = self._average(name)
         if self._swap is not None:
@@ -136,25 +144,54 @@ class Belay:
     def _average(self, name: str) -> Average:
         if name not in self._averages:
             raise ValueError(f"name={name!r} is no average; choose one of {', '.join(map(repr, self._averages))}")
+        self._stepper.settle()
         return self._averages[name]
 
-    def average_state_dict(self, name: str = MAIN) -> dict[str, Any]:
+    @torch.no_grad()
+    def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
         """Copies of the average and of the rest of the model, as the plain model's own `state_dict()` lays them out.
 
         Loads into an unwrapped model with `load_state_dict(strict=True)`. In the parameters' dtypes;
         `state_dict()` has the averages in their own.
+
+        What is sharded stays so, unless `full`: then it is gathered in the first rank's host memory, one tensor at a
+        time, and the other ranks, all of which must call too, get {}.
         """
         average = self._average(name)
+        state = self._export(average, _shard.gathered if full else _model.copied)
+        return state if not full or _shard.is_first_rank() else {}
+
+    def _export(self, average: Average, take: Callable[[Tensor], Any]) -> dict[str, Any]:
         if self._swap is None:
             self._stepper.refresh_names()
         elif self._swap.average is average:
-            return _model.state_dict_with(self._model, {})
+            return _model.state_dict_with(self._model, {}, take)
         buffers = _model.named_buffers(self._model)
         own = {} if self._swap is None else self._swap.own_buffers()
         own.update(average.buffers)
         replaced = {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
         replaced |= {id(buffers[key]): value for key, value in own.items() if key in buffers}
-        return _model.state_dict_with(self._model, replaced)
+        return _model.state_dict_with(self._model, replaced, take)
+
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+        """Write the average as a safetensors file, all of it or nothing: a crash leaves what was there.
+
+        It holds `average_state_dict(name, full=True)`; its metadata say the method, the step and our version. Of a
+        model that is sharded, or replicated, every rank must call; the first one writes.
+        """
+        _export.require()
+        average = self._average(name)
+        state = self.average_state_dict(name, full=True)
+        if not _shard.is_first_rank():
+            return
+        methods = dict.fromkeys(describe(e.method) for e in average.entries.values())
+        about = {
+            "average": name,
+            "method": "; ".join(methods) if self._stepper.began else f"none before step {self._options.start}",
+            "step": str(self.step),
+            "torchbelay": __version__,
+        }
+        _export.write(path, state, about)
 
     @torch.no_grad()
     def copy_to_model(self, name: str = MAIN) -> None:
@@ -162,8 +199,9 @@ class Belay:
         self._refuse_inside("copy_to_model")
         average = self._average(name)
         self._stepper.refresh_names()
+        entries = average.entries.values()
         for same in (True, False):
-            foreach.copy_(*average.pairs(same_dtype=same))
+            foreach.copy_(*parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))
         for key, buffer in _model.named_buffers(self._model).items():
             if key in average.buffers:
                 buffer.copy_(average.buffers[key])
@@ -172,6 +210,7 @@ class Belay:
     def reset(self) -> None:
         """Begin every average again at the weights as they are, after others were loaded into the model."""
         self._refuse_inside("reset")
+        self._stepper.settle()
         self._stepper.refresh_names()
         self._stepper.restart()
 
@@ -187,13 +226,12 @@ class Belay:
         """Numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
 
         With several groups of the optimizer "effective_lr" is the first one's, and "effective_lr/1", … are the others';
-        where the methods differ within a group it is that of the group's first parameter.
+        where the methods differ within a group it is that of the group's first parameter. If the model is sharded,
+        every rank must call.
         """
-        average, swap = self._averages[MAIN], self._swap
+        average, swap = self._average(MAIN), self._swap
         entries = list(average.entries.values())
-        w1 = [e.w1 if swap is None else swap.weights(e) for e in entries]
-        w2 = [e.w2 if swap is None else swap.value(e, MAIN) for e in entries]
-        tension, size = torch.stack([foreach.distance(w1, w2), foreach.norm(w1)]).tolist()
+        tension, size = self._norms(entries, swap)
         rates: dict[str, float] = {}
         firsts = {e.group: e for e in reversed(entries)}
         for group in sorted(firsts):
@@ -208,34 +246,47 @@ class Belay:
             "regime": ", ".join(sorted({cohort.regime for cohort in average.cohorts})),
         }
 
+    def _norms(self, entries: list[Entry], swap: Swap | None) -> list[float]:
+        """‖w2 − w1‖ and ‖w1‖, of all that any rank has."""
+        alike: dict[object, list[Entry]] = {}
+        for e in entries:
+            alike.setdefault(_shard.spread_like(e.w1), []).append(e)
+        squares = torch.zeros(2, dtype=torch.float64)
+        for some in alike.values():
+            w1 = [_shard.local(e.w1) if swap is None else swap.weights(e) for e in some]
+            w2 = [_shard.local(e.w2 if swap is None else swap.value(e, MAIN)) for e in some]
+            here = torch.stack([foreach.distance(w1, w2), foreach.norm(w1)]).square()
+            squares += _shard.summed(here, some[0].w1).cpu()
+        return squares.sqrt().tolist()
+
+    @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bit-exact resume needs, as plain tensors and numbers.
 
-        Tensors are the live ones, as in torch's own state dicts, except inside `averaged()`.
+        Tensors are the live ones, as in torch's own state dicts, except inside `averaged()` and before the averages
+        begin. For torch.save and for torch.distributed.checkpoint, which takes a Belay itself (it is `Stateful`).
         """
+        self._stepper.settle()
         if self._swap is None:
             self._stepper.refresh_names()
-        step = self.step
-        averages = {}
-        for name, average in self._averages.items():
-            tensors = {kind: dict(average.tensors(slot)) for kind, slot in _checkpoint.SLOTS.items()}
-            buffers = dict(average.buffers)
-            if self._swap is not None and self._swap.average is average:  # what lies in the model will not stay there
-                tensors["weights"] = {e.name: self._swap.value(e, name).clone() for e in average.entries.values()}
-                buffers = self._swap.buffers() if self._swap.changed_buffers() else buffers
-            averages[name] = {**tensors, "buffers": buffers, **_checkpoint.numbers(average, step)}
-        ahead = self._stepper.ahead
+        averages = self._stepper.saved(self._swap)
         return {
             "format": _checkpoint.FORMAT,
-            "step": step,
-            "ahead": ahead,
+            "step": self.step,
+            "ahead": self._stepper.ahead,
+            "began": int(self._stepper.began),
             "options": self._options.saved(),
+            "made_with": _checkpoint.made_with(averages, self._options),
             "averages": averages,
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict()`; one that does not fit is refused and changes nothing."""
+        """Go on from a `state_dict()`; one that does not fit is refused and changes nothing.
+
+        A state of one process fits a sharded model too; from one number of ranks to another it takes
+        torch.distributed.checkpoint.
+        """
         self._refuse_inside("load_state_dict")
         self._stepper.load(state)
 
@@ -245,6 +296,7 @@ class Belay:
         if self._hooks is not None:
             self._hooks.remove()
         self._hooks, self._attached = None, False
+        self._stepper.settle()
         self._stepper.forget_the_step()
 
     def _refuse_inside(self, what: str) -> None:

@@ -38,6 +38,18 @@ class Motion(NamedTuple):
         """Whether either mass has velocities."""
         return self.swing1 is not None or self.swing2 is not None
 
+    @property
+    def leads(self) -> bool:
+        """Whether the average moves before the optimizer does."""
+        split = None if self.swings else self.coupling.split()
+        return split is not None and split.before != 0
+
+    @property
+    def trails(self) -> bool:
+        """Whether anything moves after it."""
+        split = None if self.swings else self.coupling.split()
+        return split is None or split.pull != 0 or split.follow != 0
+
 
 class Score(NamedTuple):
     """All that a method will ever say, where neither learning rates nor a host that counts are needed for it.

@@ -12,7 +12,7 @@ synchronisation.
 
 from collections.abc import Iterator
 from functools import reduce
-from math import isclose
+from math import inf, isclose
 from typing import NamedTuple
 
 import torch
@@ -126,6 +126,7 @@ def couple_(
         for x, y, change in zip(xs, ys, changes, strict=True):
             if change is not None:
                 _move_(x, y, change, 1.0, keep)
+        del update, away, terms, changes, change  # before the next piece needs as much again
 
 
 def exchange_(x: Tensors, y: Tensors) -> None:
@@ -163,6 +164,31 @@ def copy_(to: Tensors, source: Tensors) -> None:
 def overwrite_(to: Tensor, source: Tensor, keep: Tensor | None) -> None:
     """Copy one tensor of any dtype onto another, where the step took place."""
     to.copy_(source if keep is None else torch.where(_taken(keep, to.device), source, to))
+
+
+def finite(x: Tensors) -> Tensor:
+    """1 if every number of every tensor is finite, else 0, as a 0-dim float32 tensor: nobody has waited for it yet.
+
+    One pass, and no scratch: the largest absolute value of a tensor is as finite as all of it.
+
+    >>> finite([torch.zeros(2), torch.tensor([1.0, float("nan")])])
+    tensor(0.)
+    """
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for t in (torch.view_as_real(t) if t.is_complex() else t for t in x):
+        if t.numel():
+            alike.setdefault((t.device, t.dtype), []).append(t)
+    answers = [torch.stack(torch._foreach_norm(some, inf)).isfinite().all() for some in alike.values()]
+    if not answers:
+        return torch.ones(())
+    home = answers[0].device
+    found = torch.stack([answer.to(home, non_blocking=home.type != "cpu") for answer in answers]).all()
+    return found.to(torch.float32)
+
+
+def put_back_(x: Tensors, kept: Tensors, good: Tensor) -> None:
+    """Write copies that were kept back, of the same dtypes, unless `good` (0-dim, on any device) is 1."""
+    _replace_(x, kept, 1 - good)
 
 
 def norm(x: Tensors) -> Tensor:

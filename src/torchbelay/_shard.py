@@ -1,0 +1,124 @@
+"""Tensors that are spread over ranks (DTensor): the part that is here, and what the ranks must agree about.
+
+An average is spread like its parameter. A step works on the local parts alone, as on any tensor, and nobody talks to
+anybody; only what is about the whole (a norm, a bad number anywhere, a full copy) is a collective.
+
+Nothing of torch.distributed is imported here: a tensor cannot be spread by a class that nobody has loaded.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def is_sharded(t: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(t, kind)
+
+
+def local(t: Tensor) -> Tensor:
+    """The part of a tensor that is here, the same object each time; an ordinary tensor is here as a whole."""
+    return t._local_tensor if is_sharded(t) else t  # type: ignore[attr-defined]
+
+
+def with_local(t: Tensor, part: Tensor) -> Tensor:
+    """A tensor that is spread like `t` and has this part of it here, of the same dtype and shape."""
+    if not is_sharded(t):
+        return part
+    names, about = t.__tensor_flatten__()  # type: ignore[attr-defined]
+    parts = {name: getattr(t, name) for name in names} | {"_local_tensor": part}
+    return type(t).__tensor_unflatten__(parts, about, t.shape, t.stride())  # type: ignore[attr-defined,no-any-return]
+
+
+def reshard(model: nn.Module) -> None:
+    """Let every FSDP module hold its shards, not what it gathered of others' for its last forward.
+
+    The root keeps that until the next backward: as long as it does, it computes with the old weights whatever is
+    written to the shards, and has other parameters than the optimizer.
+    """
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if kind is not None:
+        for module in model.modules():
+            if isinstance(module, kind):
+                module.reshard()
+
+
+# Checkpoints and exports ------------------------------------------------------------------------------------------
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the one that gets what is gathered; one that is alone is."""
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def gathered(t: Tensor) -> Tensor | None:
+    """All of a tensor in the first rank's host memory, None elsewhere; a collective if it is spread."""
+    whole = t.detach()
+    if is_sharded(t):
+        if 0 not in t.device_mesh.mesh:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"a tensor of shape {tuple(t.shape)} is spread over ranks without rank 0, where full=True gathers; "
+                "take average_state_dict() on each rank, or save state_dict() by torch.distributed.checkpoint"
+            )
+        whole = whole.full_tensor()  # type: ignore[attr-defined]
+    return whole.to("cpu", copy=True) if is_first_rank() else None
+
+
+def why_not_like(t: Tensor, like: Tensor) -> str | None:
+    """What keeps `t`, of the same shape, from being written to `like` without talking to other ranks."""
+    if is_sharded(t) and not is_sharded(like):
+        return "it is spread over ranks in the checkpoint and not here"
+    if not is_sharded(like):
+        return None
+    if is_sharded(t):
+        alike = (t.device_mesh, t.placements) == (like.device_mesh, like.placements)  # type: ignore[attr-defined]
+        return None if alike else "it is spread over ranks in another way in the checkpoint"
+    if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in like.placements):  # type: ignore[attr-defined]
+        return f"it is whole in the checkpoint, and {like.placements} here"  # type: ignore[attr-defined]
+    return None
+
+
+def part_for(t: Tensor, like: Tensor) -> Tensor:
+    """The part of `t` that belongs in the local part of `like`, where there is no reason why not."""
+    if is_sharded(t) or not is_sharded(like):
+        return local(t)
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return local(distribute_tensor(t.detach().to(mesh.device_type), mesh, placements, src_data_rank=None))
+
+
+# What the ranks must agree about ------------------------------------------------------------------------------------
+
+
+def summed(values: Tensor, over: Tensor) -> Tensor:
+    """Sums of numbers from every rank that has a part of `over`, each part once; everybody must call."""
+    for dim, placement in enumerate(over.placements) if is_sharded(over) else ():  # type: ignore[attr-defined]
+        if not placement.is_replicate():
+            values = _reduced(values, over.device_mesh, dim, "SUM")  # type: ignore[attr-defined]
+    return values
+
+
+def spread_like(t: Tensor) -> object:
+    """What tensors have in common whose parts are summed over the same ranks."""
+    return (t.device_mesh, t.placements) if is_sharded(t) else None  # type: ignore[attr-defined]
+
+
+def least(value: Tensor, tensors: Iterable[Tensor]) -> Tensor:
+    """The least of a number over all ranks that share any of the tensors; everybody must call if any is spread."""
+    meshes = dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t))  # type: ignore[attr-defined]
+    for mesh in meshes:
+        for dim in range(mesh.ndim):
+            value = _reduced(value, mesh, dim, "MIN")
+    return value
+
+
+def _reduced(value: Tensor, mesh: Any, dim: int, op: str) -> Tensor:
+    there = value.to(mesh.device_type, copy=True)  # averages may be in host memory, the ranks talk elsewhere
+    torch.distributed.all_reduce(there, getattr(torch.distributed.ReduceOp, op), group=mesh.get_group(dim))
+    return there.to(value.device, non_blocking=value.device.type != "cpu")

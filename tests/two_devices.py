@@ -1,0 +1,115 @@
+"""Parameters on two devices, where there is only one: a process of its own, because torch must be told of another.
+
+Tensors are fake: they have devices, shapes and dtypes, and no numbers. A mode on top refuses every operation that mixes
+devices, other than copies and numbers from the host. Prints what went wrong, if anything did.
+"""
+
+import traceback
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import torchbelay as tb
+
+OTHER = "other"
+METHODS: dict[str, Any] = {
+    "ema": tb.Spring.ema(decay=0.9),
+    "lagged": tb.Spring(k=0.2, m1=float("inf"), m2=1.0),
+    "swinging, watching": tb.Spring(k=1.0, m1=float("inf"), m2=20.0, c2=10.0),
+    "belay": tb.Spring(k=1.0, m1=10.0, m2=20.0),
+    "swinging": tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0),
+}
+
+
+class OneDeviceEach(TorchDispatchMode):
+    """Refuses operations on tensors of several devices."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1  # the only number that is asked for: whether all weights are finite
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        devices = {t.device for t in tensors if t.dim() or t.device.type != "cpu"}
+        if len(devices) > 1 and "copy" not in str(func):
+            raise AssertionError(f"{func} on {devices}")
+        return func(*args, **kwargs or {})
+
+
+def two_layers() -> nn.ModuleList:
+    return nn.ModuleList([nn.Linear(3, 5), nn.Linear(5, 1, device=OTHER)])
+
+
+def attached(model: nn.Module, method: Any, **options: Any) -> tuple[torch.optim.Optimizer, tb.Belay]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    return optimizer, tb.Belay(model, optimizer, method, spectators={"short": METHODS["ema"]}, **options)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+def homes(belay: tb.Belay) -> list[str]:
+    return [w.device.type for w in belay.state_dict()["averages"]["average"]["weights"].values()]
+
+
+def average_and_swap(how: str, device: str | None, guarded: str) -> None:
+    model = two_layers()
+    optimizer, belay = attached(model, METHODS[how], device=device, on_nonfinite=guarded)
+    step(model, optimizer)
+    step(model, optimizer)
+    there = ["cpu", "cpu", OTHER, OTHER]
+    assert homes(belay) == (["cpu"] * 4 if device else there)
+    with belay.averaged("short"):
+        assert [p.device.type for p in model.parameters()] == there
+    assert [t.device.type for t in belay.average_state_dict().values()] == (["cpu"] * 4 if device else there)
+    assert [t.device.type for t in belay.average_state_dict(full=True).values()] == ["cpu"] * 4
+    belay.load_state_dict(belay.state_dict())
+    belay.copy_to_model()
+    belay.reset()
+    assert homes(belay) == (["cpu"] * 4 if device else there)
+
+
+def follow_a_model_that_moves() -> None:
+    model = nn.Linear(3, 2)
+    optimizer, following = attached(model, METHODS["swinging"])
+    hosted = tb.Belay(model, optimizer, METHODS["swinging, watching"], device="cpu")
+    for belay, expected in ((following, OTHER), (hosted, "cpu")):
+        for average in belay._averages.values():
+            assert average.is_current()
+            for entry in average.entries.values():
+                entry.w1 = entry.w1.to(OTHER)  # fake parameters cannot be moved in place
+            average.cohorts[0].w1[0] = next(iter(average.entries.values())).w1
+            assert average.is_current() is (expected == "cpu")
+            average.regroup()
+            assert {t.device.type for c in average.cohorts for t in (*c.w2, *c.v1, *c.v2)} == {expected}
+
+
+def cases() -> dict[str, Callable[[], None]]:
+    """By name."""
+    found: dict[str, Callable[[], None]] = {"follow a model that moves": follow_a_model_that_moves}
+    for how, device, guarded in product(METHODS, (None, "cpu"), ("ignore", "skip")):
+        if device is None or how not in ("belay", "swinging"):
+            found[f"{how}, {device}, {guarded}"] = lambda how=how, device=device, guarded=guarded: average_and_swap(  # type: ignore[misc]
+                how, device, guarded
+            )
+    return found
+
+
+if __name__ == "__main__":
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend(OTHER)
+    for name, case in cases().items():
+        try:
+            with FakeTensorMode(), OneDeviceEach():
+                case()
+        except Exception:
+            print(f"{name}:\n{traceback.format_exc()}")  # noqa: T201
+    print(f"{len(cases())} cases")  # noqa: T201
