@@ -268,7 +268,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.add_argument("--out", default="report", metavar="DIR", help="where to (default: report)")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (default: 0)")
     parser.add_argument("--quick", action="store_true", help="a small version; its verdicts mean little")
-    parser.add_argument("--force", action="store_true", help="run again what is there already")
+    parser.add_argument("--force", action="store_true", help="throw away what is there already, and run it again")
     parser.add_argument("--jobs", type=steps, metavar="N", help="parts at a time (default: as many as there are cores)")
     parser.add_argument("--dry-run", action="store_true", help="list what would be run, and run nothing")
     parser.set_defaults(run=reproduce, parser=parser)
@@ -289,8 +289,14 @@ def reproduce(args: argparse.Namespace) -> int:
     try:
         return _reproduce(args)
     except KeyboardInterrupt:
-        print(f"{args.parser.prog}: stopped; what is finished is kept, and the same command goes on", file=sys.stderr)
+        again = "the same command without --force" if args.force else "the same command"
+        print(f"{args.parser.prog}: stopped; what is finished is kept, and {again} goes on", file=sys.stderr)
         return 130  # 128 + SIGINT, as shells report it
+
+
+def _cores() -> int:
+    """How many this process may use, which in a container can be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reproduce(args: argparse.Namespace) -> int:
@@ -299,7 +305,7 @@ def _reproduce(args: argparse.Namespace) -> int:
         from torchbelay.lab.reproduce import reproduce as run
     except ModuleNotFoundError as missing:
         args.parser.error(f"this needs {missing.name}: pip install 'torchbelay[lab]'")
-    settings, jobs = Settings(seed=args.seed, quick=args.quick), args.jobs or os.cpu_count() or 1
+    settings, jobs = Settings(seed=args.seed, quick=args.quick), args.jobs or _cores()
     try:
         return run(args.parts, Path(args.out), settings, jobs=jobs, force=args.force, dry_run=args.dry_run)
     except LabError as error:

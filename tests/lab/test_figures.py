@@ -203,9 +203,9 @@ def test_robustness_has_every_method_at_every_rate() -> None:
 
 def test_learning_rates_are_spread_evenly_over_the_decades() -> None:
     rates = robustness.grid(40)
-    assert (rates[0], rates[-1], len(rates)) == (1e-4, 10.0, 40)
+    assert (rates[0], rates[-1], len(rates)) == (1e-4, 100.0, 40)
     steps = [math.log(b / a) for a, b in pairwise(rates)]
-    assert steps == pytest.approx([math.log(1e5) / 39] * 39, rel=1e-4)  # six digits are kept
+    assert steps == pytest.approx([math.log(1e6) / 39] * 39, rel=1e-4)  # six digits are kept
 
 
 def rates(**diverged: float) -> list[Record]:
@@ -297,8 +297,8 @@ def traced(part: Part, **options: object) -> list[Record]:
 
 
 def test_a_diverged_run_is_marked_where_its_path_is_drawn() -> None:
-    shown = traced(fig2, start=[-0.2, 0.3])
-    assert any(r["diverged_at"] for r in shown)
+    shown = traced(fig2, start=[-0.2, 0.3]) + traced(fig2, start=[0.05, 0.05], lr=0.01)
+    assert [r["arm"] for r in shown[-6:] if r["diverged_at"]] == ["EMA+SGD", "SGD"]
     for ax, record in zip(drawn(fig2)["fig2"].figure.axes, shown, strict=True):
         assert ax.get_title() == record["arm"]
         said = [f"✕ diverged, step {record['diverged_at']}"] if record["diverged_at"] else []
@@ -308,7 +308,7 @@ def test_a_diverged_run_is_marked_where_its_path_is_drawn() -> None:
 def test_a_diverged_run_is_marked_where_its_loss_is_drawn() -> None:
     for ax, lr in zip(drawn(fig2)["fig2-loss"].figure.axes, fig2.RATES, strict=True):
         lost = [r for r in traced(fig2, start=[-0.2, 0.3], lr=lr) if r["diverged_at"]]
-        assert [line.get_xdata()[0] for line in crosses(ax)] == [r["at"][-1] + 1 for r in lost]
+        assert [line.get_xdata()[0] for line in crosses(ax)] == [r["diverged_at"] + 1 for r in lost]
         assert ax.get_title(loc="left") == f"learning rate {lr:g}"
 
 
@@ -355,9 +355,10 @@ def test_a_row_of_a_method_that_never_arrives_is_marked_and_says_so() -> None:
 def test_every_method_has_its_row_of_times(name: str) -> None:
     kind = {"fig3-times": "arrival", "fig3-saddle": "saddle"}[name]
     functions = FUNCTIONS if kind == "arrival" else [BEALE]
+    field = {"arrival": "median_arrival", "saddle": "median_of_arrived"}[kind]
     for ax, function in zip(drawn(fig3)[name].figure.axes, functions, strict=True):
         rows = [r for r in quick(fig3) if r["kind"] == kind and r["function"] == function.name]
-        said = ["never" if r["median_arrival"] is None else str(r["median_arrival"]) for r in rows]
+        said = ["never" if r[field] is None else str(r[field]) for r in rows]
         assert written(ax) == [f"{first} · {r['converged']:.0%}" for first, r in zip(said, rows, strict=True)]
         assert len(crosses(ax)) == said.count("never")
 

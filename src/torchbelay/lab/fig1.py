@@ -111,9 +111,8 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     caption = (
         f"Step {r['step']} of SGD with BELAY on Rosenbrock's function {ROSENBROCK.formula}, from w1 = w2 = "
         f"{tuple(r['start'])} at learning rate {r['lr']:g}. The optimizer takes w1 to w1*; the spring then pulls it "
-        "back "
-        f"towards the average w2, while w2 is drawn to where w1 was. {r['method']}: the paper's masses on a stiffer "
-        "spring, so that the pull can be seen. Faint: the steps before."
+        f"back towards the average w2, while w2 is drawn to where w1 was. {r['method']}: the paper's masses on a "
+        "stiffer spring, so that the pull can be seen. Faint: the steps before."
     )
     return [Plate("fig1", "One step of BELAY", caption, fig)]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from . import arena, paths, style
-from .arms import BELAY_SGD, CONTROLS, EMA_SGD, MATCHED_SGD, SIX, SLOWED_SGD, Lane
+from .arms import BELAY, BELAY_SGD, CONTROLS, EMA_SGD, MATCHED_SGD, SIX, SLOWED_SGD, Lane
 from .functions import ROSENBROCK
 from .part import Plate, Record, Settings, Tick
 from .shares import summary
@@ -13,6 +13,8 @@ from .shares import summary
 NAME, TITLE = "fig2", "Figure 2: three learning rates"
 
 RATES = (0.001, 0.01, 0.15)
+GAP = 0.01  # between the limits of SGD and of BELAY at the minimum
+LIMIT, BELAY_LIMIT = 2 / 202, BELAY.max_stable_lr(202)
 STARTS = ((-0.2, 0.3), (0.05, 0.05))
 BOXES = (0.3, 0.5, 1.0)  # half-widths
 STEPS, COUNT = 3000, 300
@@ -69,23 +71,37 @@ def _shares(half_width: float, goal: float, outcome: arena.Outcome) -> list[Reco
 
 def draw(records: Sequence[Record]) -> list[Plate]:
     """The paths, the losses, and the shares."""
-    traced = [r for r in records if r["kind"] == "path" and tuple(r["start"]) == STARTS[0]]
+    first, second = ([r for r in records if r["kind"] == "path" and tuple(r["start"]) == start] for start in STARTS)
     with style.house():
-        return [_paths(traced), _losses(traced), _starts(records)]
+        return [_paths(first, second), _losses(first), _starts(records)]
 
 
-def _paths(traced: Sequence[Record]) -> Plate:
-    rows = []
-    for lr in RATES:
-        chosen = [r for r in traced if r["lr"] == lr]
-        rows.append((f"learning rate {lr:g}", chosen, (-0.45, 0.45), (-0.4, 0.4), None))
+def _paths(first: Sequence[Record], second: Sequence[Record]) -> Plate:
+    rows = [
+        (f"learning rate {lr:g}", [r for r in first if r["lr"] == lr], (-0.45, 0.45), (-0.4, 0.4), None) for lr in RATES
+    ]
+    nearer = [r for r in second if r["lr"] == GAP]
+    rows.append((f"learning rate {GAP:g}", nearer, (-0.11, 0.11), (-0.1, 0.1), None))
+    ends = "; ".join(f"from {start} {_ends(of)}" for start, of in zip(STARTS, (first, second), strict=True))
     caption = (
-        f"Rosenbrock's function as the paper prints it, {ROSENBROCK.formula}, from {STARTS[0]} (white), "
-        f"{traced[0]['steps']:,} steps; the paper does not say from where it started, nor for how long. Thick: the "
-        "average "
-        "w2; thin and pale: the weights w1; methods without an average have w1 only. Dot: the end. +: the minimum."
+        f"Rosenbrock's function as the paper prints it, {ROSENBROCK.formula}, from {STARTS[0]} and, in the last row, "
+        f"from {STARTS[1]}, {first[0]['steps']:,} steps; the paper does not say from where it started, nor for how "
+        "long. Thick: the average w2; thin and pale: the weights w1; methods without an average have w1 only. At "
+        f"learning rate {GAP:g}, {ends}."
     )
     return Plate("fig2", TITLE, caption, paths.path_grid(rows, lambda r: r["arm"]))
+
+
+def _ends(traced: Sequence[Record]) -> str:
+    """What became of the three kinds of SGD in the gap between the limits of BELAY and of the others."""
+    said = []
+    for arm in ("SGD", "EMA+SGD", "BELAY+SGD"):
+        r = next(r for r in traced if r["arm"] == arm and r["lr"] == GAP)
+        if r["diverged_at"] is not None:
+            said.append(f"{arm} diverges at step {r['diverged_at']}")
+        else:
+            said.append(f"{arm} arrives at step {r['arrived_at']}" if r["arrived_at"] else f"{arm} is on its way")
+    return ", ".join(said)
 
 
 def _losses(traced: Sequence[Record]) -> Plate:
@@ -94,17 +110,15 @@ def _losses(traced: Sequence[Record]) -> Plate:
     for ax, lr in zip(axes, RATES, strict=True):
         paths.loss_panel(ax, [r for r in traced if r["lr"] == lr])
         ax.set_title(f"learning rate {lr:g}")
-    axes[0].set(ylabel="loss", ylim=(1e-13, 1e6))
+    axes[0].set(ylabel="loss", ylim=(1e-10, 1e6))
     fig.supxlabel(paths.said_of(traced[0]).replace("\n", ", "), fontsize=8)
     handles, labels = axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper center", ncols=6, fontsize=8)
-    gone = {r["arm"]: r["diverged_at"] for r in traced if r["lr"] == 0.01 and r["diverged_at"] is not None}
-    said = ", ".join(f"{arm} at step {at}" for arm, at in gone.items()) or "none"
     caption = (
         f"The same runs, from {STARTS[0]} for {traced[0]['steps']:,} steps, as losses. Thick: w2 "
-        "(w1 where there is no average); pale: w1. ✕: diverged. Out of sight at "
-        f"learning rate 0.01: {said}. Only BELAY's limit, 0.01016 at the minimum's curvature of 202, lies above 0.01; "
-        "that of SGD, with or without EMA, is 0.00990."
+        f"(w1 where there is no average); pale: w1. ✕: diverged. At learning rate {GAP:g}, {_ends(traced)}. The limits "
+        f"predicted for the curvature of {ROSENBROCK.curvature:g} at the minimum: {LIMIT:.5f} for SGD, with or without "
+        f"EMA, and {BELAY_LIMIT:.5f} for BELAY."
     )
     return Plate("fig2-loss", "Figure 2 as losses", caption, fig)
 
@@ -133,7 +147,7 @@ def _starts(records: Sequence[Record]) -> Plate:
                 label=label,
                 **marker,
             )
-        for limit, hue in ((2 / 202, style.PLAIN), (BELAY_SGD.method.max_stable_lr(202), style.BELAY)):  # type: ignore[union-attr]
+        for limit, hue in ((LIMIT, style.PLAIN), (BELAY_LIMIT, style.BELAY)):
             ax.axvline(limit, color=hue, linestyle=":", linewidth=1)
         ax.set(title=f"starts within ±{half_width:g}", xlabel="learning rate", ylim=(-0.03, 1.03))
     axes[0].set_ylabel("share of starts that converge")
@@ -145,7 +159,7 @@ def _starts(records: Sequence[Record]) -> Plate:
         at = {
             (r["arm"], r["judged"]): r["converged"]
             for r in records
-            if r["kind"] == "share" and r["half_width"] == half_width and r["lr"] == 0.01
+            if r["kind"] == "share" and r["half_width"] == half_width and r["lr"] == GAP
         }
         shown.append(
             f"within ±{half_width:g} {at['BELAY+SGD', 'w2']:.0%} for BELAY+SGD, {at['SGD', 'w1']:.0%} for SGD and "
@@ -153,10 +167,9 @@ def _starts(records: Sequence[Record]) -> Plate:
         )
     caption = (
         f"The share of {first['starts']} random starts around the minimum that converge within {first['steps']:,} "
-        "steps (the "
-        f"loss stays under {ROSENBROCK.goal:g} of the starts' median). At learning rate 0.01: {'; '.join(shown)}. "
-        "Dotted: "
-        "the predicted limits at the minimum. A single start tells whatever story one wants to hear; and before a "
-        "spring is credited with a rescue, look at plain SGD with steps as short as BELAY's."
+        f"steps (the loss stays under {ROSENBROCK.goal:g} of the starts' median). At learning rate {GAP:g}: "
+        f"{'; '.join(shown)}. Dotted: the predicted limits at the minimum. A single start tells whatever story one "
+        "wants to hear; and before a spring is credited with a rescue, look at plain SGD with steps as short as "
+        "BELAY's."
     )
     return Plate("fig2-starts", "Rosenbrock from many starts", caption, fig)

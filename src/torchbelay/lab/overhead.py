@@ -10,7 +10,6 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from torchbelay.physics.spring import Spring
 
 from . import style
 from .part import Plate, Record, Settings, Tick
+from .threads import one_thread
 
 NAME = "overhead"
 TITLE = "What BELAY costs"
@@ -161,17 +161,6 @@ def bytes_of(network: Network, arm: str, seed: int) -> tuple[dict[str, int], int
 
 
 # Times ---------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread inside the block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def times(network: Network, seed: int, copies: int, rounds: int, tick: Tick) -> Tensor:

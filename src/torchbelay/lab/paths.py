@@ -160,8 +160,8 @@ def loss_panel(ax: Axes, records: Sequence[Record]) -> None:
         if averages:
             ax.plot(steps, losses(record, "w1"), dashes, color=hue, linewidth=0.6, alpha=0.35)
         ax.plot(steps, losses(record, "w2" if averages else "w1"), dashes, color=hue, label=record["arm"])
-        if record["diverged_at"] is not None:
-            last = losses(record, "w2" if averages else "w1")[-1]
-            ax.plot(steps[-1], min(last, 1e6), "X", color=hue, markeredgecolor="#b00020", markersize=8, clip_on=False)
+        if record["diverged_at"] is not None:  # at the upper edge, wherever its average was at the time
+            at, place = record["diverged_at"] + 1, ax.get_xaxis_transform()
+            ax.plot(at, 1, "X", color=hue, markeredgecolor="#b00020", markersize=8, transform=place, clip_on=False)
     ax.set(xscale="log", yscale="log", xlabel="step + 1")
     ax.set_ylim(bottom=max(1e-13, ax.get_ylim()[0]))  # lower is as good as nothing

@@ -78,7 +78,7 @@ def read(path: Path) -> tuple[Record, list[Record]]:
     lines: list[Any] = []
     for number, line in enumerate(text[:-1].split("\n"), 1):  # splitlines() would split a text at U+2028, too
         try:
-            lines.append(json.loads(line))
+            lines.append(json.loads(line, parse_constant=_refuse))
         except (ValueError, RecursionError) as error:
             raise LabError(f"{path} is damaged in line {number} ({error}); {cure}") from error
         if not isinstance(lines[-1], dict):
@@ -91,6 +91,11 @@ def read(path: Path) -> tuple[Record, list[Record]]:
     if head["records"] != len(lines) - 1:
         raise LabError(f"{path} is damaged ({len(lines) - 1} of {head['records']} records); {cure}")
     return head, lines[1:]
+
+
+def _refuse(constant: str) -> None:
+    """JSON has neither NaN nor infinity, though Python would read them."""
+    raise ValueError(f"{constant} is no number")
 
 
 def without_times(record: Record) -> Record:

@@ -1,6 +1,7 @@
 """What runs when, what need not run again, and the report at the end: the job behind `torchbelay reproduce`."""
 
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from .parts import ALONE, PARTS
 from .workers import Done, Failed, work
 
 ALL = "all"
-_LACKING = (KeyError, IndexError, ValueError, TypeError, StopIteration)
+_LACKING = (LookupError, ValueError, TypeError, StopIteration, ArithmeticError)
 _MARK = {Answer.HOLDS: "green", Answer.IN_PART: "yellow", Answer.FAILS: "red", Answer.OPEN: "dim"}
 
 
@@ -44,15 +45,16 @@ def reproduce(
         _show_plan(console, wanted, todo, out, settings)
         return 0
     _check_writable(out)
+    if force:  # so that, if this is stopped, the same command without --force goes on from there
+        for name in todo:
+            path_of(out, name).unlink(missing_ok=True)
     failed = _run(console, todo, out, settings, jobs) if todo else {}
     kept = _there(out, settings, redo=list(failed))  # what a failed part left earlier may be of another seed
     heads = {name: head for name, (head, _) in kept.items()}
     found: dict[str, list[Record]] = {name: lines for name, (_, lines) in kept.items()}
     with console.status("drawing the figures"):
-        plates = {name: _draw(name, lines, out) for name, lines in found.items()}
         verdicts = _judge(found, out)
-        titles = {name: part.TITLE for name, part in PARTS.items()}
-        page = report.build(out, heads, found, verdicts, plates, titles=titles)
+        page = _report(out, heads, found, verdicts)
     _show_summary(console, verdicts, len(wanted) - len(todo), len(wanted))
     for name, why in failed.items():
         console.print(f"[red]{name} failed[/]: {escape(why)}", soft_wrap=True)
@@ -95,9 +97,12 @@ def _there(out: Path, settings: Settings, redo: Sequence[str]) -> dict[str, tupl
 def _check_writable(out: Path) -> None:
     """Find out now, not after minutes of work, that nothing can be written."""
     for folder in (out, out / "records", out / "figures"):
-        probe = folder / ".writable"
-        on_disk.write_text(probe, "")
-        probe.unlink()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            why = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror or error
+            raise LabError(f"cannot write to {folder}: {why}; choose another folder with --out") from error
 
 
 def _run(console: Console, todo: Sequence[str], out: Path, settings: Settings, jobs: int) -> dict[str, str]:
@@ -140,6 +145,17 @@ def _draw(name: str, lines: Sequence[Record], out: Path) -> list[Plate]:
         raise LabError(
             f"{path_of(out, name)} lacks what its figures need ({error!r}); run again with --force"
         ) from error
+
+
+def _report(out: Path, heads: dict[str, Record], found: dict[str, list[Record]], verdicts: list[Verdict]) -> Path:
+    """The page. Some figures find out only when they are laid out that a number of theirs is absurd."""
+    plates = {name: _draw(name, lines, out) for name, lines in found.items()}
+    titles = {name: part.TITLE for name, part in PARTS.items()}
+    try:
+        return report.build(out, heads, found, verdicts, plates, titles=titles)
+    except (RuntimeError, *_LACKING) as error:
+        records = path_of(out, ALL).parent
+        raise LabError(f"no report can be drawn from {records} ({error!r}); run again with --force") from error
 
 
 def _judge(found: dict[str, list[Record]], out: Path) -> list[Verdict]:

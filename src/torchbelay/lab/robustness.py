@@ -36,7 +36,7 @@ from .shares import summary
 NAME, TITLE = "robustness", "Robustness to the learning rate"
 
 STEPS, COUNT, RATES = 3000, 200, 40
-LOWEST, HIGHEST = 1e-4, 10.0
+LOWEST, HIGHEST = 1e-4, 100.0
 
 # The weights of an EMA run are those of a run without one, so that each of these gives two curves, w1's and w2's.
 _RUN = {
@@ -191,10 +191,9 @@ def _family(records: Sequence[Record], family: str, axis: str) -> Plate:
     limits = " Black tick: the predicted limit at the minimum." if family == "SGD" else ""
     caption = (
         f"The share of {first['starts']} starts (height, 0 to 1) that converge within {first['steps']:,} steps, from "
-        f"the box around the minimum ({boxes}), against the {kind} learning rate. "
-        "Colour: converged; white: not there yet; red hatching, from the top: diverged; grey: "
-        f"not measured.{limits} "
-        "Methods that average are judged by w2. The effective rate is how far a constant gradient moves the weights: "
+        f"the box around the minimum ({boxes}), against the {kind} learning rate. Colour: converged; white: not "
+        f"there yet; red hatching, from the top: diverged; grey: not measured.{limits} Methods that average are "
+        "judged by w2. The effective rate is how far a constant gradient moves the weights: "
         f"{BELAY.effective_lr_scale:.4g} of the nominal one for BELAY, ten times it for momentum 0.9."
     )
     name = f"robustness-{family.lower()}-{kind}"
@@ -236,7 +235,9 @@ def _theta(records: Sequence[Record]) -> Plate:
         column[0].set_title(function.name)
         column[-1].set_xlabel("learning rate (nominal = effective)", fontsize=8)
     for ax, theta in zip(axes[:, 0], thetas, strict=True):
-        ax.set_ylabel(f"θ = {theta:g}", rotation=0, ha="right", va="center", fontsize=8, color=ramp[theta])
+        ax.set_ylabel(
+            f"θ = {theta:g}".replace("-", "−"), rotation=0, ha="right", va="center", fontsize=8, color=ramp[theta]
+        )
     ax = right.subplots()
     fine = torch.linspace(-0.92, 2.1, 200).tolist()
     ax.plot(fine, [theta_limit(t) for t in fine], color="black", linewidth=1.2, label="predicted, exact")
@@ -255,10 +256,9 @@ def _theta(records: Sequence[Record]) -> Plate:
     first = swept[0]
     caption = (
         f"The centre-of-mass family at averaging rate {first['rate']:g}: an EMA of a trajectory whose gradients are "
-        "taken "
-        "beyond it, away from the average (θ > 0: BELAY's sign, whose paper setting has θ = 2), at it (θ = 0: EMA), or "
-        f"on the way back to the average (θ < 0: as schedule-free does). {first['starts']} starts, {first['steps']:,} "
-        "steps, SGD; all make the same progress at the same rate. Left: as above. Right: the limit, measured and "
-        "predicted; on Rosenbrock the curvature at the starts is larger than at the minimum."
+        "taken beyond it, away from the average (θ > 0: BELAY's sign, whose paper setting has θ = 2), at it (θ = 0: "
+        f"EMA), or on the way back to the average (θ < 0: as schedule-free does). {first['starts']} starts, "
+        f"{first['steps']:,} steps, SGD; all make the same progress at the same rate. Left: as above. Right: the "
+        "limit, measured and predicted; on Rosenbrock the curvature at the starts is larger than at the minimum."
     )
     return Plate("robustness-theta", "The sign of the spring", caption, fig)

@@ -17,6 +17,7 @@ def summary(outcome: Outcome, lane: int, which: int) -> dict[str, Any]:
     """What became of a lane's starts, judged by w1 (which = 0) or w2 (1)."""
     arrived = outcome.arrived[which][lane]
     median = int(arrived.median())  # of an even number the lower middle; runs that never arrive count as the slowest
+    those = arrived[arrived <= outcome.steps]
     return {
         "judged": f"w{which + 1}",
         "starts": arrived.numel(),
@@ -24,4 +25,5 @@ def summary(outcome: Outcome, lane: int, which: int) -> dict[str, Any]:
         "converged": share(outcome.converged(which)[lane]),
         "diverged": share(outcome.lost[lane]),
         "median_arrival": median if median <= outcome.steps else None,
+        "median_of_arrived": int(those.median()) if those.numel() else None,
     }

@@ -24,6 +24,7 @@ _HUES = {
     "no averaging": PLAIN,
     "SGD at BELAY's effective rate": SLOWED,
     "Adam at BELAY's effective rate": SLOWED,
+    "momentum at BELAY's effective rate": SLOWED,
     "momentum": MOMENTUM,
     "Adam without momentum": PLAIN,
 }
