@@ -15,7 +15,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     exec(compile("\n".join(blocks), "README.md", "exec"), {})
     assert (tmp_path / "average.pt").exists()
     assert "'tension'" in capsys.readouterr().out

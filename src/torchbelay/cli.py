@@ -268,7 +268,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.add_argument("--out", default="report", metavar="DIR", help="where to (default: report)")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (default: 0)")
     parser.add_argument("--quick", action="store_true", help="a small version; its verdicts mean little")
-    parser.add_argument("--force", action="store_true", help="throw away what is there already, and run it again")
+    parser.add_argument("--force", action="store_true", help="run again what is there already")
     parser.add_argument("--jobs", type=steps, metavar="N", help="parts at a time (default: as many as there are cores)")
     parser.add_argument("--dry-run", action="store_true", help="list what would be run, and run nothing")
     parser.set_defaults(run=reproduce, parser=parser)

@@ -284,21 +284,34 @@ def test_a_failure_of_which_nothing_is_known_has_no_details(lab: Lab, monkeypatc
     assert lab.files() == {"index.html"}
 
 
-def test_a_failure_under_force_keeps_the_old_records_on_disk_but_does_not_show_them(lab: Lab) -> None:
+def test_a_failure_under_force_keeps_the_old_records_aside_and_does_not_show_them(lab: Lab) -> None:
     lab("a", "b")
-    before = lab.states()
+    before = lab.record("b").read_bytes()
     lab.b.failure = RuntimeError("no luck")
     assert lab("all", force=True) == 1
-    assert lab.states()["b.jsonl"] == before["b.jsonl"]
+    assert lab.record("b").with_suffix(".jsonl.old").read_bytes() == before
+    assert not lab.record("a").with_suffix(".jsonl.old").exists()  # there are new ones
     assert "caption of b" not in (lab.out / "index.html").read_text()
 
 
-def test_a_failure_is_named_even_where_records_of_another_seed_are_left(lab: Lab) -> None:
+def test_a_failure_is_named_even_where_records_of_another_seed_were(lab: Lab) -> None:
     lab()
     lab.b.failure = RuntimeError("no luck")
     assert lab("all", seed=1, force=True) == 1
     assert "b failed: RuntimeError: no luck" in lab.printed
-    assert records.read(lab.record("b"))[0]["seed"] == 0
+    assert not lab.record("b").exists()
+
+
+def test_an_interruption_under_force_goes_on_without_it(lab: Lab) -> None:
+    lab()
+    lab.b.failure = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        lab("all", seed=1, force=True)
+    lab.b.failure = None
+    done = lab.states()["a.jsonl"]
+    assert lab(seed=1) == 0
+    assert lab.states()["a.jsonl"] == done
+    assert {records.read(lab.record(name))[0]["seed"] for name in ("a", "b", "c")} == {1}
 
 
 def test_an_interruption_keeps_what_is_finished_and_the_same_call_goes_on(lab: Lab) -> None:

@@ -45,9 +45,10 @@ def reproduce(
         _show_plan(console, wanted, todo, out, settings)
         return 0
     _check_writable(out)
-    if force:  # so that, if this is stopped, the same command without --force goes on from there
+    if force:  # moved aside, so that, if this is stopped, the same command without --force goes on from there
         for name in todo:
-            path_of(out, name).unlink(missing_ok=True)
+            if path_of(out, name).exists():
+                path_of(out, name).replace(_aside(out, name))
     failed = _run(console, todo, out, settings, jobs) if todo else {}
     kept = _there(out, settings, redo=list(failed))  # what a failed part left earlier may be of another seed
     heads = {name: head for name, (head, _) in kept.items()}
@@ -120,6 +121,7 @@ def _run(console: Console, todo: Sequence[str], out: Path, settings: Settings, j
                     failed[event.part] = f"its records cannot be written: {error}"
                     continue
                 _failure(out, event.part).unlink(missing_ok=True)
+                _aside(out, event.part).unlink(missing_ok=True)
                 bars.update(tasks[event.part], completed=PARTS[event.part].plan(settings)[0])
             elif isinstance(event, Failed):
                 failed[event.part] = event.why
@@ -130,6 +132,11 @@ def _run(console: Console, todo: Sequence[str], out: Path, settings: Settings, j
             else:
                 bars.advance(tasks[event.part], event.units)
     return failed
+
+
+def _aside(out: Path, name: str) -> Path:
+    """Where a part's old records wait until there are new ones."""
+    return path_of(out, name).with_suffix(".jsonl.old")
 
 
 def _failure(out: Path, name: str) -> Path:
