@@ -167,7 +167,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU has m
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_average_of_weights_on_a_gpu_is_pinned_and_the_same(how: str, dtype: torch.dtype) -> None:
-    runs = []
+    runs, tensions = [], []
     for options in ({"device": "cpu"}, {"impl": "foreach"}):
         model = nn.Sequential(nn.Linear(300, 500), nn.Linear(500, 1)).to("cuda", dtype)
         model.load_state_dict(runs[0][0] if runs else model.state_dict())
@@ -179,13 +179,17 @@ def test_an_average_of_weights_on_a_gpu_is_pinned_and_the_same(how: str, dtype: 
             for p in model.parameters():
                 p.grad = torch.randn_like(p)
             optimizer.step()
+        said = belay.stats()["tension"]
         with belay.averaged():
             inside = values(model)
+            assert belay.stats()["tension"] == pytest.approx(said, rel=1e-12)
+        tensions.append(said)
         optimizer.step()
         runs.append((start, inside, values(model), {k: t.cpu() for k, t in belay.average_state_dict().items()}))
         weights = belay.state_dict()["averages"]["average"]["weights"].values()
         assert all(w.is_pinned() and w.device.type == "cpu" for w in weights) is ("device" in options)
     assert same(*(list(run[1:]) for run in runs))
+    assert tensions[0] == pytest.approx(tensions[1], rel=1e-12)
 
 
 @gpu

@@ -150,4 +150,11 @@ def test_the_contract_holds_for_a_sparse_embedding() -> None:
 @pytest.mark.parametrize("wrap", [torch.nn.DataParallel, lambda m: torch.compile(m, backend="eager")])
 def test_the_contract_holds_for_a_wrapped_model(wrap: Any) -> None:
     each = ZOO["transformer"]
-    check(lambda: wrap(each.make()), OPTIMIZERS["AdamW, foreach"], batch=each.batch, loss=each.loss, steps=2)
+    where = "cuda" if wrap is torch.nn.DataParallel and torch.cuda.is_available() else "cpu"  # it takes the model there
+    check(
+        lambda: wrap(each.make().to(where)),
+        OPTIMIZERS["AdamW, foreach"],
+        batch=lambda step: each.batch(step).to(where),
+        loss=each.loss,
+        steps=2,
+    )

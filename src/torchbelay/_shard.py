@@ -65,7 +65,8 @@ def gathered(t: Tensor) -> Tensor | None:
                 f"a tensor of shape {tuple(t.shape)} is spread over ranks without rank 0, where full=True gathers; "
                 "take average_state_dict() on each rank, or save state_dict() by torch.distributed.checkpoint"
             )
-        whole = whole.full_tensor()  # type: ignore[attr-defined]
+        there = local(whole).to(t.device_mesh.device_type)  # type: ignore[attr-defined]  # where the ranks talk
+        whole = with_local(whole, there).full_tensor()  # type: ignore[attr-defined]
     return whole.to("cpu", copy=True) if is_first_rank() else None
 
 

@@ -33,7 +33,11 @@ def said(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[int, 
 
 def _run(folder: Path) -> None:
     paths = [*sys.path, os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",  # fully_shard would take a GPU, if there is one, without being asked
+    }
     with (folder / "log").open("w") as log:
         subprocess.run(
             [sys.executable, str(Path(ranks.__file__)), str(folder)],

@@ -204,7 +204,8 @@ def distance(x: Tensors, y: Tensors) -> Tensor:
     """
     parts: list[Tensor] = []
     for some_x, some_y in _pieces(x, y):
-        wide_x, wide_y = _widened(some_x, some_y)
+        here = [t.to(s.device) for s, t in zip(some_x, some_y, strict=True)]  # an average may be in host memory
+        wide_x, wide_y = _widened(some_x, here)
         parts.extend(_norms(torch._foreach_sub(wide_x, wide_y)))
     return _root_of_squares(parts)
 
