@@ -22,7 +22,8 @@ reproduce: setup ## run the paper's experiments and write report/index.html; som
 	$(BIN)/torchbelay reproduce all
 
 test: setup ## every test, with coverage
-	$(BIN)/python -m pytest -n auto --cov --cov-report=
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report= --ignore=tests/lab --ignore=src/torchbelay/lab
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/lab src/torchbelay/lab
 	$(BIN)/coverage report
 	$(BIN)/coverage report --fail-under=95 --format=total \
 		--include='src/torchbelay/physics/*,src/torchbelay/ops/*,src/torchbelay/belay.py'
