@@ -249,7 +249,7 @@ _REPRODUCE_EXAMPLES = """\
 examples:
   torchbelay reproduce                       everything, in some minutes, into the folder report
   torchbelay reproduce fig2 robustness       two parts of it; the same command again goes on where it was stopped
-  torchbelay reproduce --quick --out /tmp/x  a small version of everything, to see that it works
+  torchbelay reproduce --quick --out trial   a small version of everything, to see that it works
   torchbelay reproduce --dry-run             what would be run
 """
 

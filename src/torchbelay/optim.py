@@ -2,8 +2,8 @@
 
 They are torch's own, with the same arguments, state and `state_dict()`: a checkpoint of one loads into the other. With
 a `Belay` attached, on a GPU, weights, gradients, state and averages are read and written once, in one launch. Whatever
-is unusual (amsgrad, maximize, foreach, sparse or float64 or complex tensors, several devices) takes torch's own step
-and the ordinary coupling.
+is unusual (amsgrad, maximize, foreach; sparse, sharded, float64 or complex tensors; several devices) takes torch's own
+step and the ordinary coupling.
 
 `fused` is True where nothing else is asked for and torch has such a step for the weights, on the CPU too. The kernel
 leaves `p.grad` as it is; torch's own fused step unscales it in place under GradScaler.
