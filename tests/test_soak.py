@@ -330,7 +330,7 @@ def test_a_long_training_does_not_grow(tmp_path: Path) -> None:
             if number % 50 == 0:
                 soak.resume(number)
 
-    some(100)
+    some(max(100, STEPS // 10))  # until the allocator has what it needs: 3 MB more, once
     tensors, memory = tensors_alive(), resident()
     some(max(200, STEPS // 5))
     assert tensors_alive() == tensors
