@@ -335,6 +335,6 @@ def test_a_long_training_does_not_grow(tmp_path: Path) -> None:
     more = max(200, STEPS // 5)
     some(more)
     assert tensors_alive() == tensors
-    # In a plain program memory stays within 0.1 MB from the first thousand steps on (6,000 were tried); inside pytest it
-    # grew by 5 MB in 2,000. A leak of one copy of the weights a step would come on top of that: 3 kB × steps.
+    # In a plain program memory stays within 0.1 MB from the first thousand steps on (6,000 were tried); inside pytest
+    # it grew by 5 MB in 2,000. A leak of one copy of the weights a step would come on top of that: 3 kB × steps.
     assert resident() - memory < 4e6 + 1.5e3 * more
