@@ -1,0 +1,161 @@
+"""What is trained for the report: which networks, at which rates, from which seeds, and how long.
+
+The numbers are the paper's where it prints them. A `Group` shares a seed and is trained side by side on the same
+batches and noise; a study is all groups of its name, and a part of the report one study or several.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torchbelay.lab.arms import Arm, Lane
+from torchbelay.physics.methods import centred
+from torchbelay.physics.spring import Spring
+
+from .edm import EDM
+from .ncsn import NCSN
+from .objective import Objective
+from .unet import UNetShape
+
+MNIST_BELAY = Spring(k=1.0, m1=2000.0, m2=500.0)  # Table 1
+CIFAR10_BELAY = Spring(k=1.0, m1=20_000.0, m2=2000.0)  # the appendix
+CIFAR10_STEPS = 390_625  # 200 million images in batches of 512, as EDM trains
+MASSES = {"2e4": 20_000.0, "2e5": 200_000.0}  # the appendix, beside Table 1's 2000
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2)
+PAPER_RATE, USUAL_RATE = 5e-2, 1e-3
+THETAS = (-0.9, -0.5, -0.25, 0.0, 0.25, 1.0)
+SIGN_RATES = (1e-3, 4e-3, 1.2e-2)
+AVERAGING = 1 / 200  # c of the centre-of-mass family
+
+SMALL_NCSN = NCSN(features=32)
+MNIST_EDM = EDM((1, 28, 28), UNetShape(channels=32, multipliers=(1, 2, 2), blocks=1, attention=(14,), dropout=0.0))
+CIFAR10_EDM = EDM((3, 32, 32), UNetShape(channels=64, multipliers=(1, 2, 2), blocks=1, attention=(16,), dropout=0.0))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Networks that start from the same weights and see the same batches."""
+
+    study: str
+    dataset: str
+    objective: Objective
+    lanes: tuple[Lane, ...]
+    seed: int
+    steps: int
+    batch: int
+    ramp: float = 0.0  # the share of the run over which the learning rate grows to its value
+    points: int = 4  # at which the losses are taken, the end included
+    fids: tuple[int, ...] = ()  # the lanes of which images are made and compared
+    samples: int = 10_000
+    differs: tuple[str, ...] = ()  # from the paper's setting, a sentence each
+
+
+def ema(decay: float) -> Arm:
+    """An ordinary EMA around Adam."""
+    return Arm("EMA", "Adam", Spring.ema(decay))
+
+
+def belay(spring: Spring, name: str = "BELAY") -> Arm:
+    """BELAY around Adam."""
+    return Arm(name, "Adam", spring, effective_scale=spring.effective_lr_scale)
+
+
+def matched(spring: Spring) -> Arm:
+    """The EMA of a spring's averaging rate, at its effective learning rate: what is left is the pull."""
+    scale = spring.effective_lr_scale
+    return Arm("matched EMA", "Adam", spring.matched_ema(), lr_scale=scale, effective_scale=scale)
+
+
+def coupled(theta: float, rate: float = AVERAGING) -> Arm:
+    """A member of the centre-of-mass family; +0.25 is the side of BELAY, −0.5 the other."""
+    sign = "" if theta == 0 else "+" if theta > 0 else "−"
+    return Arm(f"θ {sign}{abs(theta):g}", "Adam", centred(theta=theta, rate=rate))
+
+
+def three(spring: Spring) -> tuple[Arm, Arm, Arm]:
+    """EMA, the matched EMA and BELAY, which reach equally far back."""
+    return ema(spring.matched_ema().decay), matched(spring), belay(spring)
+
+
+def stretched(spring: Spring, share: float) -> Spring:
+    """The spring for a run `share` times as long: masses in proportion; of an EMA, its rate in inverse proportion.
+
+    Both keep κ·T, which is the paper's k(T) rule (§3.3), for k/m is all that counts.
+
+    >>> stretched(Spring(k=1.0, m1=2000.0, m2=500.0), 0.5)
+    Spring(k=1.0, m1=1000.0, m2=250.0)
+    >>> stretched(Spring.ema(decay=0.75), 0.5)
+    Spring.ema(decay=0.5)
+    """
+    if spring.m1 == math.inf:
+        return replace(spring, k=spring.k / share)
+    return replace(spring, m1=spring.m1 * share, m2=spring.m2 * share)
+
+
+# The studies. `share` is a budget: of the steps as they stand, and of the masses with them. -------------------------
+
+
+def rates(seeds: Sequence[int] = range(3), share: float = 1.0) -> Iterator[Group]:
+    """MNIST over learning rates, with the appendix's masses at the paper's rate and at a usual one."""
+    spring, steps = stretched(MNIST_BELAY, share), round(3000 * share)
+    lanes = [Lane(arm, lr) for lr in RATES for arm in three(spring)]
+    heavier = [belay(stretched(replace(MNIST_BELAY, m1=m1), share), f"BELAY m1 {name}") for name, m1 in MASSES.items()]
+    lanes += [Lane(arm, lr) for lr in (USUAL_RATE, PAPER_RATE) for arm in heavier]
+    for seed in seeds:
+        group = Group("rates", "mnist", SMALL_NCSN, tuple(lanes), seed, steps, batch=32)
+        yield replace(group, differs=_mnist(group, spring))
+
+
+def table1(best: float, seeds: Sequence[int] = (0,), share: float = 1.0) -> Iterator[Group]:
+    """Table 1 and Figure 4: the larger network, longer, at the best rate and at the paper's, with FID."""
+    spring, steps = stretched(MNIST_BELAY, share), round(5000 * share)
+    lanes = tuple(Lane(arm, lr) for lr in (best, PAPER_RATE) for arm in three(spring))
+    for seed in seeds:
+        fids = tuple(range(len(lanes)))
+        group = Group("table1", "mnist", NCSN(), lanes, seed, steps, batch=64, points=8, fids=fids)
+        yield replace(group, differs=_mnist(group, spring))
+
+
+def sign(seeds: Sequence[int] = range(5), share: float = 1.0) -> Iterator[Group]:
+    """The sign of the spring: one averaging rate, θ from −0.9 to +1, at three learning rates."""
+    lanes = tuple(Lane(coupled(theta, AVERAGING / share), lr) for lr in SIGN_RATES for theta in THETAS)
+    about = ("The paper has no such experiment: it knows only θ > 0.",)
+    for seed in seeds:
+        yield Group("sign", "mnist", MNIST_EDM, lanes, seed, round(2000 * share), batch=32, differs=about)
+
+
+def cifar10(seeds: Sequence[int] = range(3), share: float = 1.0) -> Iterator[Group]:
+    """CIFAR-10, with the paper's masses scaled to the length of the run, and the other sign of the spring."""
+    steps = round(1200 * share)
+    spring = stretched(CIFAR10_BELAY, steps / CIFAR10_STEPS)
+    arms = (*three(spring), coupled(-0.5, spring.coupling().rate))
+    lanes = tuple(Lane(arm, USUAL_RATE) for arm in arms)
+    for seed in seeds:
+        group = Group("cifar10", "cifar10", CIFAR10_EDM, lanes, seed, steps, batch=128, ramp=0.05, points=8)
+        yield replace(group, differs=_cifar10(group, spring), fids=tuple(range(len(lanes))))
+
+
+STUDIES = {"mnist": ("rates", "table1"), "sign": ("sign",), "cifar10": ("cifar10",)}  # of each part of the report
+
+
+def _mnist(group: Group, spring: Spring) -> tuple[str, ...]:
+    features, rate = group.objective.describe()["features"], spring.coupling().rate
+    return (
+        f"The paper prints neither its network's size nor how long it was trained: here {features} features, "
+        f"{group.steps:,} steps and batches of {group.batch}.",
+        f"Nor does it print EMA's decay: here {1 - rate:.6g}, so that it reaches as far back as BELAY.",
+        "Noise levels and step size follow the rules of NCSNv2, whose authors have no setting for MNIST.",
+        f"The run is short for a memory of {1 / rate:,.0f} steps: {spring.decay**group.steps:.1%} of an average at the "
+        "end are the weights of the start.",
+    )
+
+
+def _cifar10(group: Group, spring: Spring) -> tuple[str, ...]:
+    channels = group.objective.describe()["channels"]
+    return (
+        f"The network is smaller than EDM's 55.7 million weights, {channels} channels, without "
+        f"augmentation and dropout, and sees {group.steps * group.batch:,} images instead of 200 million.",
+        f"The masses are the paper's, scaled to the number of steps: m1 = {spring.m1:.4g} and m2 = {spring.m2:.4g}.",
+        f"EMA has the averaging rate of that spring, {spring.coupling().rate:.3g} a step; EDM's own has another.",
+        "A network trained for so short a time makes poor images: the distances tell only how the arms compare.",
+    )

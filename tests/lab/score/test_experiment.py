@@ -1,0 +1,193 @@
+"""A group becomes records: losses on fixed triples, images, their distance; and how fast it was."""
+
+import base64
+import io
+import json
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from small_score import ARMS, MODEL, group, images
+from torchbelay.lab.part import Record
+from torchbelay.lab.score import experiment as module
+from torchbelay.lab.score import fid, speed
+from torchbelay.lab.score.experiment import Judge, Studio, experiment, png
+from torchbelay.lab.score.speed import group as side_by_side
+from torchbelay.lab.score.yardstick import Yardstick
+
+CPU = torch.device("cpu")
+
+
+class Brightness:
+    """Features that anybody can compute: the mean of each quarter."""
+
+    identity = "brightness"
+
+    def features(self, pictures: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool2d(pictures.float(), 14).flatten(1)
+
+
+@pytest.fixture(autouse=True)
+def _few_triples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TRIPLES", 6)
+
+
+def run(**changes: object) -> list[Record]:
+    judge = Judge(Brightness(), fid.statistics(Brightness().features(images().train)), "twelve squares")
+    return list(experiment(group(**changes), images(), CPU, "eager", lambda n: None, judge))
+
+
+def test_every_lane_is_a_record_of_plain_json() -> None:
+    found = run()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    runs = [line for line in found if line["kind"] == "run"]
+    assert [(line["arm"], line["lr"]) for line in runs] == [(arm.name, lr) for lr in (1e-3, 3e-3) for arm in ARMS]
+    assert found[0]["kind"] == "protocol"
+    assert {line["how"] for line in runs} == {"eager"}
+    belay, matched = runs[2], runs[1]
+    assert belay["m1"] == 20.0
+    assert matched["m1"] is None  # infinite
+    assert belay["theta"] == 0.25
+    assert matched["rate"] == belay["rate"] == 0.125
+    assert matched["optimizer_lr"] == pytest.approx(belay["effective_lr"], rel=1e-5) != belay["optimizer_lr"]
+
+
+def test_losses_are_taken_along_the_way_and_at_the_end() -> None:
+    line = next(line for line in run() if line["kind"] == "run")
+    assert [point["step"] for point in line["curve"]] == [3, 6]
+    assert line["final"] == {weights: line["curve"][-1][weights] for weights in ("w1", "w2")}
+    assert line["finite"]
+
+
+def test_the_losses_are_those_of_the_weights_and_of_the_average() -> None:
+    """Trained again by hand, and measured on the same triples."""
+    line = next(line for line in run() if line["kind"] == "run" and line["arm"] == "BELAY")
+    each = group()
+    together = side_by_side(MODEL, each.lanes, each.seed, CPU, "eager")
+    source = module.Batches(images().train, MODEL, each.batch, seed=1000)
+    for _ in range(each.steps):
+        together.step(*source.next())
+    trainee = together.trainees[2]
+    yardstick = Yardstick.make(images(), MODEL, CPU, count=6)
+    assert line["final"]["w1"] == yardstick.measure(MODEL.loss, trainee.network)
+    network = MODEL.network()
+    network.load_state_dict(trainee.belay.average_state_dict())
+    assert line["final"]["w2"] == yardstick.measure(MODEL.loss, network)
+    assert line["final"]["w1"] != line["final"]["w2"]
+
+
+def test_the_same_group_gives_the_same_records() -> None:
+    one, two = ([{k: v for k, v in line.items() if k != "wall_s"} for line in run()] for _ in range(2))
+    assert one == two
+
+
+def test_a_lost_run_is_a_record_too() -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+            return x * self.w / 0
+
+    class Broken(type(MODEL)):  # type: ignore[misc]
+        def network(self) -> nn.Module:
+            return Breaks()
+
+    found = [line for line in run(objective=Broken(levels=MODEL.levels)) if line["kind"] == "run"]
+    assert all(line["final"] == {w: {"train": None, "test": None} for w in ("w1", "w2")} for line in found)
+    assert all(not line["finite"] and line["curve"][0]["batch_loss"] is None for line in found)
+    json.dumps(found, allow_nan=False)
+
+
+def test_images_are_made_from_the_average_and_compared() -> None:
+    found = run(fids=(2,))
+    distance = next(line for line in found if line["kind"] == "fid")
+    grid = next(line for line in found if line["kind"] == "grid")
+    assert (distance["arm"], distance["weights"], distance["samples"]) == ("BELAY", "w2", 6)
+    assert (distance["sample_seed"], distance["reference"]) == (0, "twelve squares")
+    assert "3 levels × 1" in distance["sampler"]
+    each = group()
+    together = side_by_side(MODEL, each.lanes, each.seed, CPU, "eager")
+    source = module.Batches(images().train, MODEL, each.batch, seed=1000)
+    for _ in range(each.steps):
+        together.step(*source.next())
+    studio = Studio(MODEL, CPU, "eager")
+    studio.network.load_state_dict(together.trainees[2].belay.average_state_dict())
+    made = studio.make(6)
+    expected = fid.frechet(
+        fid.statistics(Brightness().features(made)), fid.statistics(Brightness().features(images().train))
+    )
+    assert distance["fid"] == pytest.approx(expected, rel=1e-5)
+    shown = matplotlib.image.imread(io.BytesIO(base64.b64decode(grid["png"])))
+    tile = (shown[:28, 28:56, 0] * 255).round().astype(np.uint8)
+    np.testing.assert_array_equal(tile, made[1, 0].numpy())
+
+
+def test_without_a_judge_images_are_shown_all_the_same() -> None:
+    kinds = [line["kind"] for line in experiment(group(fids=(0,)), images(), CPU, "eager", lambda n: None)]
+    assert kinds.count("grid") == 1
+    assert "fid" not in kinds
+
+
+def test_a_seed_of_samples_does_not_depend_on_how_many_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 4)
+    studio = Studio(MODEL, CPU, "eager")
+    assert torch.equal(studio.make(8)[:4], studio.make(4))
+    assert not torch.equal(studio.make(4), studio.make(4, seed=1))
+
+
+def test_a_sheet_of_colour_pictures() -> None:
+    pictures = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    sheet = (matplotlib.image.imread(io.BytesIO(png(pictures, 2))) * 255).round().astype(np.uint8)
+    assert sheet.shape[:2] == (12, 12)
+    np.testing.assert_array_equal(sheet[4:8, 6:12, :3], pictures[3].permute(1, 2, 0).numpy())
+    assert not sheet[8:, 6:, :3].any()  # where there is none
+
+
+def test_triples_are_the_same_for_every_run_and_apart_for_train_and_test() -> None:
+    one, two = (Yardstick.make(images(), MODEL, CPU, count=5) for _ in range(2))
+    for name in ("train", "test"):
+        assert torch.equal(one.triples[name][0], two.triples[name][0])
+        assert torch.equal(one.triples[name][1].noise, two.triples[name][1].noise)
+    assert not torch.equal(one.triples["train"][1].noise, one.triples["test"][1].noise)
+
+
+def test_measuring_leaves_the_network_in_its_mode_and_uses_no_dropout() -> None:
+    class Drops(nn.Module):
+        def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+            return nn.functional.dropout(x, 0.5, self.training)
+
+    yardstick, network = Yardstick.make(images(), MODEL, CPU, count=5), Drops()
+    first, second = (yardstick.measure(MODEL.loss, network) for _ in range(2))
+    assert first == second
+    assert network.training
+
+
+def test_arithmetic_is_counted() -> None:
+    """A convolution of 3 × 3 costs 2·9·inputs·outputs a pixel forward, as much again for each of the two gradients."""
+    network = MODEL.network()
+    counted = speed.flops_per_image(MODEL)
+    pixels = {28: 784, 14: 196}
+    by_hand = 0
+    sizes: dict[str, int] = {}
+    for name, module_ in network.named_modules():
+        if isinstance(module_, nn.Conv2d):
+            module_.register_forward_hook(lambda m, i, o, name=name: sizes.__setitem__(name, o.shape[-1]))
+    network(torch.zeros(1, 1, 28, 28), torch.ones(1))
+    for name, module_ in network.named_modules():
+        if isinstance(module_, nn.Conv2d):
+            passes = 2 if name == "begin" else 3  # nobody asks for the gradient of the image
+            by_hand += passes * 2 * module_.weight.numel() * pixels[sizes[name]]
+    assert counted == pytest.approx(by_hand, rel=0.02)  # the widening is two small products besides
+
+
+def test_a_record_of_speed() -> None:
+    line = speed.throughput(MODEL, images().train, group().lanes[2], 2, together=2, how="eager", steps=1)
+    assert line["side_by_side"] == 2
+    assert line["images_per_s"] == pytest.approx(4 / line["step_s"], rel=0.5)
+    assert line["arithmetic_limit_images_per_s"] is None  # of this machine nobody knows it
+    json.dumps(line, allow_nan=False)

@@ -1,0 +1,91 @@
+"""What is trained for the report: the issue's grid of arms, rates and seeds, and the paper's numbers."""
+
+import math
+from itertools import product
+
+import pytest
+
+from torchbelay.lab.score import studies
+from torchbelay.lab.score.studies import Group
+from torchbelay.physics.spring import Spring
+
+
+def arms(group: Group, lr: float) -> dict[str, Spring]:
+    return {lane.arm.name: lane.arm.method for lane in group.lanes if lane.lr == lr}  # type: ignore[misc]
+
+
+def test_mnist_has_every_arm_at_every_rate() -> None:
+    groups = list(studies.rates())
+    assert [group.seed for group in groups] == [0, 1, 2]
+    for group, lr in product(groups, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2)):
+        found = arms(group, lr)
+        assert {"EMA", "matched EMA", "BELAY"} <= set(found)
+        assert found["BELAY"] == Spring(k=1.0, m1=2000.0, m2=500.0)
+        assert found["EMA"].decay == pytest.approx(0.99875)
+        assert found["matched EMA"].decay == pytest.approx(0.99875)
+
+
+def test_the_appendixs_masses_are_there() -> None:
+    group = next(studies.rates())
+    for lr in (1e-3, 5e-2):
+        masses = [arms(group, lr)[name].m1 for name in ("BELAY", "BELAY m1 2e4", "BELAY m1 2e5")]
+        assert masses == [2e3, 2e4, 2e5]
+
+
+def test_table_1_has_the_best_rate_and_the_papers() -> None:
+    (group,) = studies.table1(best=3e-4)
+    assert [(lane.arm.name, lane.lr) for lane in group.lanes] == [
+        (arm, lr) for lr in (3e-4, 5e-2) for arm in ("EMA", "matched EMA", "BELAY")
+    ]
+    assert group.objective.features == 64  # type: ignore[attr-defined]
+    assert group.fids == tuple(range(6))
+    assert group.samples == 10_000
+
+
+def test_the_sign_has_every_theta_at_every_rate() -> None:
+    groups = list(studies.sign())
+    assert len(groups) == 5
+    found = {(lane.arm.method.theta, lane.lr) for lane in groups[0].lanes}  # type: ignore[union-attr]
+    assert found == set(product((-0.9, -0.5, -0.25, 0.0, 0.25, 1.0), (1e-3, 4e-3, 1.2e-2)))
+    assert {lane.arm.method.rate for lane in groups[0].lanes} == {1 / 200}  # type: ignore[union-attr]
+
+
+def test_cifar_10s_masses_are_the_papers_for_the_length_of_the_run() -> None:
+    group = next(studies.cifar10())
+    spring = arms(group, 1e-3)["BELAY"]
+    assert spring.m1 / group.steps == pytest.approx(20_000 / 390_625)
+    assert spring.m2 / spring.m1 == pytest.approx(0.1)
+    other = arms(group, 1e-3)["θ −0.5"]
+    assert other.rate == pytest.approx(spring.coupling().rate)  # type: ignore[attr-defined]
+
+
+def test_the_matched_ema_has_belays_effective_rate() -> None:
+    lanes = {lane.arm.name: lane for lane in next(studies.rates()).lanes if lane.lr == 1e-3}
+    assert lanes["matched EMA"].actual_lr == pytest.approx(0.7998e-3)
+    assert lanes["matched EMA"].effective_lr == lanes["BELAY"].effective_lr
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_a_budget_scales_steps_and_masses_together(share: float) -> None:
+    whole, part = next(studies.rates()), next(studies.rates(share=share))
+    assert part.steps == share * whole.steps
+    assert arms(part, 1e-3)["BELAY"].m1 == share * 2000
+    for name, spring in arms(whole, 1e-3).items():
+        left = spring.decay**whole.steps
+        assert arms(part, 1e-3)[name].decay ** part.steps == pytest.approx(left, rel=0.02)
+    theta = next(studies.sign(share=share)).lanes[0].arm.method
+    assert theta.rate == pytest.approx(1 / 200 / share)  # type: ignore[union-attr]
+
+
+def test_what_differs_from_the_paper_is_said_in_numbers() -> None:
+    said = " ".join(next(studies.rates()).differs)
+    assert "32 features, 3,000 steps and batches of 32" in said
+    assert f"{(1 - 0.00125) ** 3000:.1%}" in said
+    said = " ".join(next(studies.cifar10()).differs)
+    assert "153,600 images" in said
+    assert "m1 = 61.44" in said
+
+
+def test_an_ema_is_stretched_by_its_rate() -> None:
+    assert studies.stretched(Spring.ema(decay=0.9), 0.5).decay == pytest.approx(0.8)
+    assert studies.stretched(Spring.ema(decay=0.9), 0.5).m1 == math.inf
