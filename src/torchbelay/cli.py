@@ -1,4 +1,4 @@
-"""The command `torchbelay`. It needs nothing but the library itself, and `reproduce` the extra `lab`.
+"""The command `torchbelay`. It needs nothing but the library itself; all but `explain` need the extra `lab`.
 
 A subcommand is a function `NAME(args)` that returns the exit status, and an `_add_NAME(commands)`, listed in
 `_COMMANDS`, that declares its arguments. What was typed wrongly ends in one line on stderr and exit status 2.
@@ -13,10 +13,13 @@ import shutil
 import sys
 import textwrap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from torchbelay import __version__
+from torchbelay.cli_parser import Parser, in_lab, number, seed, steps
+from torchbelay.cli_score import SCORE_COMMANDS
 from torchbelay.physics import _check
 from torchbelay.physics.spring import Spring
 
@@ -24,13 +27,6 @@ TUNED_FOR = 1_000_000  # steps: the T0 of the paper's k(T) rule
 
 _NEEDED = ("k", "m1", "m2")
 _SPRING = (*_NEEDED, "c1", "c2", "dt", "follow", "force")
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is a single line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None) -> int:
-    parser = _Parser(
+    parser = Parser(
         "torchbelay",
         description="Weight averaging as two masses on a damped spring.",
         epilog="example: torchbelay explain --k 1 --m1 2000 --m2 500     (torchbelay COMMAND --help has more)",
@@ -70,19 +66,6 @@ def _run(argv: list[str] | None) -> int:
         return int(end.code or 0)
 
 
-def number(text: str) -> float:
-    """Read a number, `inf` included; the spring itself says where it accepts that."""
-    return float(text)
-
-
-def steps(text: str) -> int:
-    """Read a number of steps; 1e6 is one."""
-    count = float(text)
-    if not (count.is_integer() and count >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(count)
-
-
 # torchbelay explain ------------------------------------------------------------------------------------------------
 
 _EXAMPLES = """\
@@ -95,7 +78,7 @@ examples:
 """
 
 
-def _add_explain(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_explain(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "explain",
         help="say what a spring or an EMA does to weights, average and learning rate",
@@ -251,10 +234,13 @@ examples:
   torchbelay reproduce fig2 robustness       two parts of it; the same command again goes on where it was stopped
   torchbelay reproduce --quick --out trial   a small version of everything, to see that it works
   torchbelay reproduce --dry-run             what would be run
+  torchbelay reproduce cifar10 --data cifar-10-binary.tar.gz --budget 10m --out trial
+
+Without a GPU, or without the data, mnist, sign and cifar10 show the records that come with the package.
 """
 
 
-def _add_reproduce(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_reproduce(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "reproduce",
         help="run the paper's experiments and write a report that says which of its claims hold",
@@ -263,7 +249,7 @@ def _add_reproduce(commands: "argparse._SubParsersAction[_Parser]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parts = "fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring or all (default)"
+    parts = "fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, mnist, sign, cifar10 or all (default)"
     parser.add_argument("parts", nargs="*", metavar="PART", help=parts)
     parser.add_argument("--out", default="report", metavar="DIR", help="where to (default: report)")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (default: 0)")
@@ -271,27 +257,33 @@ def _add_reproduce(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.add_argument("--force", action="store_true", help="run again what is there already")
     parser.add_argument("--jobs", type=steps, metavar="N", help="parts at a time (default: as many as there are cores)")
     parser.add_argument("--dry-run", action="store_true", help="list what would be run, and run nothing")
+    add = parser.add_argument_group("mnist, sign and cifar10, which train on images on a GPU").add_argument
+    add("--data", type=Path, metavar="PATH", help="a copy of the data set (default: TORCHBELAY_DATA, or the cache)")
+    add("--inception", type=Path, metavar="PATH", help="FID's weights (default: torch-fidelity downloads them)")
+    add("--budget", metavar="B", help="of each: a time, as 10m, or images a network, as 100kimg; masses follow")
     parser.set_defaults(run=reproduce, parser=parser)
-
-
-LARGEST_SEED = 2**32 - 1  # parts make several seeds of it, which torch wants to be of 64 bits
-
-
-def seed(text: str) -> int:
-    """Read a seed."""
-    if not text.isdecimal() or int(text) > LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {LARGEST_SEED}")
-    return int(text)
 
 
 def reproduce(args: argparse.Namespace) -> int:
     """`torchbelay reproduce`: the laboratory."""
-    try:
-        return _reproduce(args)
-    except KeyboardInterrupt:
-        again = "the same command without --force" if args.force else "the same command"
-        print(f"{args.parser.prog}: stopped; what is finished is kept, and {again} goes on", file=sys.stderr)
-        return 130  # 128 + SIGINT, as shells report it
+
+    def load() -> Callable[[], int]:
+        from torchbelay.lab.part import Settings
+        from torchbelay.lab.reproduce import reproduce as run
+        from torchbelay.lab.score.budget import Budget
+
+        def work() -> int:
+            if args.budget is not None:
+                Budget.parse(args.budget)  # now, not after the parts that have none
+            on_gpu = {"data": args.data, "inception": args.inception, "budget": args.budget}
+            settings = Settings(seed=args.seed, quick=args.quick, **on_gpu)
+            options = {"jobs": args.jobs or _cores(), "force": args.force, "dry_run": args.dry_run}
+            return run(args.parts, Path(args.out), settings, **options)
+
+        return work
+
+    again = "the same command without --force" if args.force else "the same command"
+    return in_lab(args, load, f"stopped; what is finished is kept, and {again} goes on")
 
 
 def _cores() -> int:
@@ -299,21 +291,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _reproduce(args: argparse.Namespace) -> int:
-    try:
-        from torchbelay.lab.part import LabError, Settings
-        from torchbelay.lab.reproduce import reproduce as run
-    except ModuleNotFoundError as missing:
-        args.parser.error(f"this needs {missing.name}: pip install 'torchbelay[lab]'")
-    settings, jobs = Settings(seed=args.seed, quick=args.quick), args.jobs or _cores()
-    try:
-        return run(args.parts, Path(args.out), settings, jobs=jobs, force=args.force, dry_run=args.dry_run)
-    except LabError as error:
-        print(f"{args.parser.prog}: {error}", file=sys.stderr)
-        return 2
-
-
-_COMMANDS = (_add_explain, _add_reproduce)
+_COMMANDS = (_add_explain, _add_reproduce, *SCORE_COMMANDS)
 
 if __name__ == "__main__":
     sys.exit(main())

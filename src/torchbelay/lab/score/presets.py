@@ -1,0 +1,142 @@
+"""Trainings by name: the paper's tables with its numbers, and small versions of them that take minutes on one GPU."""
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from torchbelay.lab.arms import Arm, Lane
+from torchbelay.lab.part import LabError
+from torchbelay.physics.spring import Spring
+
+from .edm import CIFAR10
+from .images import Name
+from .ncsn import NCSN
+from .objective import Objective
+from .studies import CIFAR10_BELAY, CIFAR10_EDM, MNIST_BELAY, MNIST_EDM, PAPER_RATE, belay, matched, stretched
+
+NCSN_EMA = Spring.ema(decay=0.999)  # NCSNv2's own; the paper prints none
+EDM_HALF_LIFE = 500_000  # images, of EDM's own EMA
+UNPRINTED = "not in the paper: a control"
+
+
+def average(spring: Spring) -> Arm:
+    """An average that only watches, around Adam."""
+    return Arm("EMA", "Adam", spring)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A training, with all its numbers."""
+
+    name: str
+    about: str
+    dataset: Name
+    objective: Objective
+    spring: Spring  # what `arm` is made of: BELAY's, and of an EMA's preset the EMA itself
+    arm: Callable[[Spring], Arm]
+    lr: float
+    batch: int
+    images: int  # that the run sees
+    paper: str  # what it is to be compared with
+    ramp: float = 0.0  # the share of the run over which the learning rate grows to its value
+
+    @property
+    def steps(self) -> int:
+        """The run's length; masses are meant for it."""
+        return self.images // self.batch
+
+    def lane(self, share: float = 1.0, lr: float | None = None) -> Lane:
+        """How it is trained in a run of `share` times its length: what is left of the start stays about the same."""
+        return Lane(self.arm(stretched(self.spring, share)), self.lr if lr is None else lr)
+
+
+# The presets ----------------------------------------------------------------------------------------------------------
+
+
+def _three(belay_s: Preset, ema: Spring, papers_ema: str) -> Iterator[Preset]:
+    """BELAY, the EMA that it is compared with, and the one that it should be compared with."""
+    stem = belay_s.name.removesuffix("-belay")
+    yield belay_s
+    yield replace(belay_s, name=f"{stem}-ema", spring=ema, arm=average, paper=papers_ema)
+    yield replace(belay_s, name=f"{stem}-matched", arm=matched, paper=UNPRINTED)
+
+
+_TABLE1 = Preset(
+    "table1-belay",
+    "Table 1: NCSNv2 on MNIST. Size, length, batch and EMA's decay are not printed: those of NCSN and NCSNv2",
+    "mnist",
+    NCSN(features=64),
+    MNIST_BELAY,
+    belay,
+    lr=PAPER_RATE,
+    batch=128,
+    images=200_000 * 128,
+    paper="loss .042 on training and .040 on test images, FID 15.2",
+)
+
+_CIFAR10 = Preset(
+    "cifar10-belay",
+    "the appendix: EDM on CIFAR-10, days on eight GPUs. The EMA's half-life is constant; EDM's own grows to it",
+    "cifar10",
+    CIFAR10,
+    CIFAR10_BELAY,
+    belay,
+    lr=1e-3,
+    batch=512,
+    images=200_000_000,
+    ramp=0.05,
+    paper="loss .176 on training and .170 on test images, FID 1.99",
+)
+_CIFAR10_EMA = Spring.ema(half_life=EDM_HALF_LIFE / _CIFAR10.batch)
+
+_SMALL_STEPS = 15_625
+_SMALL_SHARE = _SMALL_STEPS / _CIFAR10.steps
+_CIFAR10_SMALL = replace(
+    _CIFAR10,
+    name="cifar10-small-belay",
+    about="a small EDM on CIFAR-10, minutes on one GPU; masses and half-life as the appendix's, scaled to its steps",
+    objective=CIFAR10_EDM,
+    spring=stretched(CIFAR10_BELAY, _SMALL_SHARE),
+    batch=128,
+    images=_SMALL_STEPS * 128,
+    paper="the paper's network is larger and trained 100 times as long",
+)
+
+_MNIST_EDM = Preset(
+    "mnist-edm-belay",
+    "a small EDM on MNIST, minutes on one GPU, with Table 1's masses",
+    "mnist",
+    MNIST_EDM,
+    MNIST_BELAY,
+    belay,
+    lr=1e-3,
+    batch=128,
+    images=10_000 * 128,
+    paper="the paper has no EDM on MNIST",
+)
+
+
+def _all() -> Iterator[Preset]:
+    yield from _three(_TABLE1, NCSN_EMA, "loss .056 on training and .061 on test images, FID 18.1")
+    for mass in ("2e4", "2e5"):
+        about, spring = f"the appendix: as table1-belay, with m1 = {mass}", replace(MNIST_BELAY, m1=float(mass))
+        yield replace(_TABLE1, name=f"appendix-m1-{mass}", about=about, spring=spring, paper="samples, no numbers")
+    yield from _three(_CIFAR10, _CIFAR10_EMA, "loss .175 on training and .168 on test images, FID 1.98")
+    yield from _three(_CIFAR10_SMALL, stretched(_CIFAR10_EMA, _SMALL_SHARE), _CIFAR10_SMALL.paper)
+    yield from _three(_MNIST_EDM, NCSN_EMA, _MNIST_EDM.paper)
+
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _all()}
+
+
+def find(name: str) -> Preset:
+    """The preset of that name; of an unknown one the nearest are told.
+
+    >>> find("mnist-edm-ema").spring
+    Spring.ema(decay=0.999)
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    raise LabError(f"unknown preset {name!r}; {meant}torchbelay train --list shows them all")
