@@ -64,7 +64,8 @@ class Lab(SimpleNamespace):
 
     def __call__(self, *names: str, **options: object) -> int:
         console = Console(file=io.StringIO(), width=200)
-        settings = Settings(seed=options.pop("seed", 0), quick=options.pop("quick", True))
+        chosen = {key: options.pop(key) for key in ("seed", "quick", "budget") if key in options}
+        settings = Settings(**{"quick": True} | chosen)
         try:
             return reproduce.reproduce(names, self.out, settings, console=console, **options)
         finally:
@@ -201,6 +202,25 @@ def test_records_of_other_settings_are_refused_and_kept(
         lab(*names, **other)
     assert str(error.value) == f"{lab.record('a')} was made with {made}; {advice}"
     assert (lab.runs, lab.states()) == ((1, 0, 0), before)
+
+
+@pytest.mark.parametrize(
+    ("origin", "budget", "made"),
+    [
+        ({"kind": "origin", "budget": "5m"}, None, "--budget 5m"),
+        ({"kind": "origin", "budget": "5m"}, "6m", "--budget 5m"),
+        ({"kind": "origin"}, "6m", "no --budget"),
+    ],
+)
+def test_records_of_another_budget_are_refused(lab: Lab, origin: Record, budget: str | None, made: str) -> None:
+    lab("a")
+    head, lines = records.read(lab.record("a"))
+    records.write(lab.record("a"), head, [*lines, origin])
+    with pytest.raises(LabError, match=rf"a\.jsonl was made with {made}; .* make it anew with: a --force"):
+        lab("a", budget=budget)
+    records.write(lab.record("a"), head, [*lines, origin | {"committed": True}])
+    lab("a", budget=budget)  # those that come with the package belong to any
+    assert lab.runs == (1, 0, 0)
 
 
 def test_full_records_are_said_to_be_full(lab: Lab) -> None:
@@ -468,10 +488,11 @@ def test_an_interruption_is_one_line_and_exit_status_130(lab: Lab, command: Call
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fig1", "nonsense"], r"unknown part 'nonsense'; choose from fig1, .*, ring, all"),
+        (["fig1", "nonsense"], r"unknown part 'nonsense'; choose from fig1, .*, cifar10, all"),
         (["--out", "{file}"], r"cannot write .*; choose another folder with --out"),
         (["--out", "{file}/below"], r"cannot write .*; choose another folder with --out"),
         (["--seed", "-1"], r"argument --seed: .*"),
+        (["--budget", "soon"], r"--budget 'soon' is not understood; give .*"),
         (["--seed", "1.5"], r".*'1\.5' is not a whole number from 0 to 4294967295"),
         (["--seed", "4294967296"], r".*'4294967296' is not a whole number from 0 to 4294967295"),
         (["--jobs", "0"], r".*'0' is not a whole number of at least 1"),
@@ -619,6 +640,8 @@ def test_everything_in_its_quick_version_end_to_end(tmp_path: Path) -> None:
         assert (head["part"], head["seed"], head["quick"], bool(lines)) == (part, 0, True, True)
         assert f'id="part-{part}"' in page
     assert {claim.plate for claim in CLAIMS if claim.plate} <= {*figures}
-    drawn = {f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")}
+    drawn = re.findall(r'href="(figures/[^"]+)"', page)
     assert files(tmp_path) == {"index.html", *drawn, *(f"records/{part}.jsonl" for part in PARTS)}
-    assert len(figures) == len({*figures}) == page.count("<img ") >= 13 + len(PARTS) - 4
+    assert len(figures) == len({*figures}) == page.count("<img ") + page.count('<table class="rows results')
+    assert len(drawn) == 2 * page.count("<img ") + page.count('<table class="rows results')
+    assert page.count("<img ") >= 13 + len(PARTS) - 4

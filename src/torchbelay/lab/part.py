@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -21,16 +22,32 @@ class Settings:
 
     seed: int = 0
     quick: bool = False  # a small version of everything, to see that it works; its verdicts mean little
+    # What the parts that train on images on a GPU are told besides.
+    data: Path | None = None  # a copy of the data set
+    inception: Path | None = None  # the weights of FID's network
+    budget: str | None = None  # how much of it: a time, or images for each network
+
+
+MISSING = "–"  # in a table
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns; the first cell of a row names it."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
 class Plate:
-    """A figure as the report shows it."""
+    """A figure, or a table, as the report shows it."""
 
     name: str  # of its files, without the ending
     title: str
     caption: str  # plain text: what is seen, from which starts, how many steps, and what to make of it
-    figure: "Figure"
+    figure: "Figure | Table"
+    notes: tuple[str, ...] = ()  # a list below the caption, a sentence each
 
 
 class Part(Protocol):

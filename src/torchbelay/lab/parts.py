@@ -2,11 +2,10 @@
 
 from typing import cast
 
-from . import fig1, fig2, fig3, invariance, momentum, overhead, ring, robustness
+from . import cifar10, fig1, fig2, fig3, invariance, mnist, momentum, overhead, ring, robustness, sign
 from .part import Part
 
-PARTS: dict[str, Part] = {
-    part.NAME: part
-    for part in cast("tuple[Part, ...]", (fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring))
-}
-ALONE = ("overhead",)  # it takes times, which others at work would spoil
+_ALL = (fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, mnist, sign, cifar10)
+PARTS: dict[str, Part] = {part.NAME: part for part in cast("tuple[Part, ...]", _ALL)}
+# The first takes times, which others at work would spoil; each of the rest wants a GPU for itself.
+ALONE = ("overhead", "mnist", "sign", "cifar10")

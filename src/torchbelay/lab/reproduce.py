@@ -91,6 +91,10 @@ def _there(out: Path, settings: Settings, redo: Sequence[str]) -> dict[str, tupl
             raise LabError(
                 f"{path} was made with {made}; choose another --out, or make all of it anew with: all --force"
             )
+        origin = next((line for line in lines if line.get("kind") == "origin"), {"committed": True})
+        if not origin.get("committed") and origin.get("budget") != settings.budget:
+            made = f"--budget {origin['budget']}" if origin.get("budget") else "no --budget"
+            raise LabError(f"{path} was made with {made}; choose another --out, or make it anew with: {name} --force")
         there[name] = (head, lines)
     return there
 

@@ -1,0 +1,155 @@
+"""The parts of the report that need a GPU: run where they can be, and shown from the package's records elsewhere."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from small_score import group, images
+from torchbelay.lab.part import LabError, Record, Settings
+from torchbelay.lab.score import experiment, studies, study
+from torchbelay.lab.score.studies import Group
+
+PARTS = ("mnist", "sign", "cifar10")
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_without_a_gpu_the_packages_records_are_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    ticks: list[int] = []
+    found = study.run(name, Settings(), ticks.append)
+    (origin,) = (line for line in found if line["kind"] == "origin")
+    assert origin["committed"]
+    assert origin["why"] == "There is no GPU here."
+    assert origin["device"] == "NVIDIA H200"
+    assert sum(ticks) == study.plan(name, Settings())[0]
+    assert "the records that come with the package" in study.plan(name, Settings())[1]
+
+
+def test_without_data_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(study, "available", lambda name, path: False)
+    assert study.obstacle("cifar10", Settings()) == "There is no copy of cifar10 here; name one with --data."
+
+
+def runs(name: str) -> list[Record]:
+    return [line for line in study.committed(name, "") if line["kind"] == "run"]
+
+
+def test_the_committed_records_are_of_the_studies_as_they_stand() -> None:
+    """Every lane of every group, and nothing else; but for Table 1, which has its own test."""
+    for name, planned in (("mnist", studies.rates()), ("sign", studies.sign()), ("cifar10", studies.cifar10())):
+        expected = sorted(
+            (each.study, lane.arm.name, lane.lr, each.seed, repr(lane.arm.method), each.steps, each.batch)
+            for each in planned
+            for lane in each.lanes
+        )
+        keys = ("study", "arm", "lr", "seed", "method", "steps", "batch")
+        found = sorted(tuple(line[key] for key in keys) for line in runs(name) if line["study"] != "table1")
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_committed_run_says_where_and_how_long(name: str) -> None:
+    assert all(
+        line["device"] == "NVIDIA H200" and line["torch"] and line["wall_s"] > 0 and line["how"] for line in runs(name)
+    )
+
+
+def test_the_fid_chain_was_checked_against_torch_fidelitys_number() -> None:
+    (check,) = (line for line in study.committed("cifar10", "") if line["kind"] == "fid check")
+    assert check["fid"] == pytest.approx(check["recorded"], abs=1e-3)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Group]:
+    """As if this were a GPU with data, and the studies small; the groups that were trained are listed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(study, "available", lambda name, path: True)
+    monkeypatch.setattr(study, "load", lambda name, path: images())
+    monkeypatch.setattr(study, "DEVICE", CPU)
+    monkeypatch.setattr(study, "HOW", "eager")
+    monkeypatch.setattr(study, "throughput", lambda *args, **kwargs: {"kind": "throughput"})
+    monkeypatch.setattr(experiment, "TRIPLES", 4)
+
+    def rates(share: float = 1.0) -> Iterator[Group]:
+        for seed in range(2):
+            yield replace(group(steps=round(50 * share)), seed=seed)
+
+    def table1(best: float, share: float = 1.0) -> Iterator[Group]:
+        lanes = tuple(replace(lane, lr=best) for lane in group().lanes[:3])
+        yield replace(group(steps=round(50 * share)), study="table1", lanes=lanes, fids=(0,))
+
+    monkeypatch.setattr(studies, "rates", rates)
+    monkeypatch.setattr(studies, "table1", table1)
+    trained: list[Group] = []
+    original = study.experiment
+
+    def spy(each: Group, *args: object) -> Iterator[Record]:
+        trained.append(each)
+        return original(each, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(study, "experiment", spy)
+    return trained
+
+
+def test_a_study_is_run_where_it_can_be(here: list[Group]) -> None:
+    settings, ticks = Settings(budget="8img"), []  # type: ignore[var-annotated]
+    found = study.run("mnist", settings, ticks.append)
+    kinds = [line["kind"] for line in found]
+    assert kinds[0] == "origin"
+    assert "committed" not in found[0]
+    assert [(each.study, each.seed, each.steps) for each in here] == [
+        ("rates", 0, 2),
+        ("rates", 1, 2),
+        ("table1", 0, 2),
+    ]
+    assert kinds.count("run") == 15
+    assert kinds.count("grid") == 1  # no FID: its network is not here
+    assert kinds.count("throughput") == 4
+    assert sum(ticks) == 15 * 2
+
+
+def test_table_1_takes_the_best_rate_of_the_short_runs(here: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Record] = []
+    monkeypatch.setattr(study, "best_rate", lambda lines: asked.extend(lines) or 0.0123)  # type: ignore[func-returns-value]
+    study.run("mnist", Settings(budget="8img"), lambda n: None)
+    assert {line["study"] for line in asked if line["kind"] == "run"} == {"rates"}
+    assert len([line for line in asked if line["kind"] == "run"]) == 12
+    assert {lane.lr for lane in here[-1].lanes} == {0.0123}
+
+
+def test_what_is_finished_is_not_trained_again(here: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = study.run("mnist", Settings(budget="8img", quick=True), lambda n: None)
+    count = len(here)
+    second = study.run("mnist", Settings(budget="8img", quick=True), lambda n: None)
+    assert len(here) == count > 0
+    assert [line for line in first if line["kind"] == "run"] == [line for line in second if line["kind"] == "run"]
+
+
+def test_another_seed_is_another_study(here: list[Group]) -> None:
+    study.run("mnist", Settings(seed=3, budget="8img"), lambda n: None)
+    assert [each.seed for each in here] == [300, 301, 300]
+
+
+def test_a_budget_of_time_is_measured(here: list[Group]) -> None:
+    study.run("mnist", Settings(budget="1s"), lambda n: None)
+    assert 1 <= here[0].steps < 50
+
+
+def test_a_budget_too_small_for_the_spring_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: Callable[..., Iterator[Group]] = study._groups
+    with pytest.raises(LabError, match="the budget is too small for rates: κ"):
+        list(groups("rates", Settings(), 1e-4, None))
+
+
+def test_a_lost_rate_is_not_the_best() -> None:
+    lines = [
+        {"kind": "run", "lr": lr, "final": {"w2": {"train": loss}}}
+        for lr, loss in ((1e-3, 0.5), (1e-2, 0.1), (1e-2, None))
+    ]
+    assert study.best_rate(lines) == 1e-3
