@@ -150,6 +150,27 @@ def test_on_a_phone_a_row_of_a_table_has_the_width_of_the_page(visit: Callable[.
         assert opened.box(cell)["width"] == PHONE[0] - 2 * 16, cell  # but for the margins, 1rem each
 
 
+def test_on_a_phone_a_table_of_numbers_has_each_beside_its_heading_and_none_that_is_missing(
+    visit: Callable[..., Opened],
+) -> None:
+    opened = visit(PHONE)
+    cells = opened.page.locator("#figure-results td")
+    assert cells.count() == 16
+    boxes = [cells.nth(i).bounding_box() for i in range(16) if cells.nth(i).is_visible()]
+    assert len(boxes) == 16 - 5
+    assert {box["width"] for box in boxes} == {PHONE[0] - 2 * 16}
+    assert max(box["height"] for box in boxes) < 60  # a line, or two where it is long
+    assert opened.value("document.querySelector('#figure-results .scroll').scrollWidth") <= PHONE[0]
+
+
+def test_on_a_desk_a_table_of_numbers_fits_and_each_stands_below_its_heading(visit: Callable[..., Opened]) -> None:
+    opened = visit(DESK)
+    heads, cells = (opened.page.locator(f"#figure-results {what}") for what in ("thead th", "tbody tr:first-child > *"))
+    for i in range(9):
+        head, cell = heads.nth(i).bounding_box(), cells.nth(i).bounding_box()
+        assert (head["x"], head["width"]) == (cell["x"], cell["width"])
+
+
 def test_the_first_screen_has_the_answer(visit: Callable[..., Opened]) -> None:
     for size, last in ((DESK, ".strip li:last-child"), (PHONE, ".answer li:first-child")):
         opened = visit(size)

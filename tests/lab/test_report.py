@@ -1,6 +1,7 @@
 """The page's contents: everything that it was given, nothing from elsewhere."""
 
 import base64
+import csv
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ from sample_report import ANSWERS, TITLES, heads, plate, sample, verdict
 from torchbelay.lab import report, style
 from torchbelay.lab.claims.verdict import Answer, Verdict
 from torchbelay.lab.errata import ERRATA, Erratum
-from torchbelay.lab.part import LabError
+from torchbelay.lab.part import LabError, Table
 
 DOCS = Path(__file__).parents[2] / "docs" / "errata.md"
 FAR = "https://arxiv.org/abs/2310.13854"  # the paper, the one link that leads away
@@ -89,7 +90,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page
 def test_every_figure_lies_beside_the_page_in_both_kinds_and_nothing_else_does(folder: Path) -> None:
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     figures = {f"figures/{name}.{kind}" for name in ("paths", "shares", "limits") for kind in ("png", "svg")}
-    assert written == {"index.html", *figures}
+    assert written == {"index.html", *figures, "figures/results.csv"}
     assert (folder / "figures/paths.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (folder / "figures/paths.svg").read_bytes()
 
@@ -304,6 +305,69 @@ def test_a_figure_called_as_its_part_has_one_heading(tmp_path: Path) -> None:
     head = {"fig2": heads()["fig2"]}
     page = Page(report.build(tmp_path, head, {"fig2": []}, [], {"fig2": [only]}, titles={"fig2": only.title}))
     assert page.text("figures").count(only.title) == 1
+
+
+def test_a_table_has_every_cell_under_its_heading_and_lies_beside_the_page(folder: Path, page: Page) -> None:
+    plate = sample_report.table("results")
+    assert isinstance(plate.figure, Table)
+    shown = page.text("figure-results")
+    for row in plate.figure.rows:
+        assert "".join(row) in shown
+    labels = [cell["data-label"] for cell in page.all("td") if "data-label" in cell and cell["data-label"][0] in "wS"]
+    assert labels == [*plate.figure.columns[1:]] * len(plate.figure.rows)
+    missing = [cell["data-label"] for cell in page.all("td") if cell.get("class") == "missing"]
+    assert missing == ["w2 test ÷ EMA's", "w1 train", "w1 test", "w1 FID", "Seeds"]
+    with (folder / "figures/results.csv").open(encoding="utf-8", newline="") as file:
+        assert [tuple(row) for row in csv.reader(file)] == [plate.figure.columns, *plate.figure.rows]
+    assert "CSV Records" in shown
+    assert "PNG" not in shown
+    assert "Full size" not in shown
+
+
+def test_notes_are_a_list_below_the_caption(page: Page) -> None:
+    assert "what differs: The paper does not say T & <i>. Nor how long it trained." in page.text("figure-results")
+    assert page.source.count('<ul class="notes">') == 1
+
+
+ORIGIN = {
+    "kind": "origin",
+    "device": "NVIDIA H200",
+    "torch": "2.11.0",
+    "python": "3.12.3",
+    "date": "2026-11",
+    "device_s": 90,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, None),
+        (
+            {"committed": True, "why": "there is no GPU here"},
+            "These are the committed records, made on NVIDIA H200 (torch 2.11.0, Python 3.12.3, 2026-11, 1 min 30 s of "
+            "its time). There is no GPU here.",
+        ),
+        ({"committed": False, "why": "never said"}, None),
+    ],
+)
+def test_committed_records_are_said_to_be_and_where_they_were_made(
+    tmp_path: Path, more: dict[str, object], said: str | None
+) -> None:
+    given = heads("fig2", "robustness")
+    lines = {"fig2": [{"kind": "run"}], "robustness": [{"kind": "run"}, ORIGIN | more]}
+    page = Page(report.build(tmp_path, given, lines, [], {}, titles=TITLES))
+    assert page.text("figures").count("committed") == (said is not None)
+    assert said is None or said in page.text("figures")
+    settings = page.text("settings")
+    assert re.search(r"robustness 2 records of robustness 1 min 40 s .*2\.11\.0 3\.12\.3 NVIDIA H200", settings)
+    assert ("This is a quick run of fig2." in page.text("quick")) is (said is not None)  # the rest is not a quick one
+
+
+def test_a_committed_record_that_says_little_is_told_all_the_same(tmp_path: Path) -> None:
+    given, lines = {"fig2": heads()["fig2"]}, {"fig2": [{"kind": "origin", "committed": True}]}
+    page = Page(report.build(tmp_path, given, lines, [], {}, titles=TITLES))
+    assert "These are the committed records, made on another machine. " in page.text("figures")
 
 
 def test_what_the_parts_share_is_said_once_and_what_differs_for_each(small: Callable[..., Page]) -> None:

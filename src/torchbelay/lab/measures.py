@@ -100,6 +100,17 @@ def _outside(mean: float, error: float, df: int, margin: float) -> float:
     return t_share(-nearest / error, df)
 
 
+def fisher(fewer: tuple[int, int], more: tuple[int, int]) -> float:
+    """Fisher's exact one-sided p: that chance alone gives the second so many, or more; each is (how many, of how many).
+
+    >>> fisher((0, 5), (4, 5)) == 5 / 210  # of the ways to choose 4 of 10, those that choose from the second 5 alone
+    True
+    """
+    (a, n), (b, m) = fewer, more
+    ways = sum(math.comb(m, k) * math.comb(n, a + b - k) for k in range(b, min(m, a + b) + 1))
+    return ways / math.comb(n + m, a + b)
+
+
 @dataclass(frozen=True)
 class Range:
     """The learning rates between which a method works."""

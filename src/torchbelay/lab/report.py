@@ -6,6 +6,8 @@ the errata: no number is typed in here.
 """
 
 import base64
+import csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +22,16 @@ from torchbelay import __version__
 from . import style
 from .claims.verdict import Answer, Verdict
 from .errata import ERRATA
-from .part import Plate, Record
+from .part import MISSING, Plate, Record, Table
 from .records import write_bytes, write_text
 
 PAGE = "index.html"
 LARGEST_SVG = 700_000  # bytes; a larger drawing goes into the page as a PNG, and is an SVG beside it all the same
 COMMAND = "torchbelay reproduce"
 
-# What a person who reads one paragraph should learn, the weightiest first: is training more robust, does the average
-# save a diverging SGD, is BELAY fast, does it beat EMA on images. As many as LED go into the answer.
-LEADING = ("C11", "C2", "C3", "C9")
+# What a person who reads one paragraph should learn, the weightiest first: is training more robust, does BELAY beat EMA
+# on images, does the average save a diverging SGD, is it fast. As many as LED go into the answer.
+LEADING = ("C11", "C9", "C2", "C3")
 LED = 3
 
 _SAID = {  # how many claims an answer was given to, in words
@@ -40,6 +42,8 @@ _SAID = {  # how many claims an answer was given to, in words
 }
 
 _FACTS = {"Seed": "seed", "torchbelay": "torchbelay", "torch": "torch", "Python": "python", "Machine": "device"}
+_VERSIONS = {"torch": "torch", "Python": "python"}
+_MADE = ("torch", "python", "device")  # of a header; records that were made elsewhere say it better
 
 
 def build(
@@ -64,7 +68,9 @@ def build(
     for name, title in titles.items():
         figures = tuple(_figure(out, plate) for plate in plates.get(name, ()))
         command = f"{COMMAND} {name}{_options(heads)}"
-        parts.append(_Part(name, title, command, heads.get(name), len(records.get(name, ())), figures))
+        lines = records.get(name, ())
+        origin = next((line for line in lines if line.get("kind") == "origin"), {})
+        parts.append(_Part(name, title, command, heads.get(name), len(lines), figures, origin))
     claims = [_claim(verdict, parts) for verdict in verdicts]
     run = [part for part in parts if part.head is not None]
     facts = {name: [part.facts[name] for part in run] for name in ("Size", *_FACTS)}
@@ -81,6 +87,7 @@ def build(
         shared=[(name, values[0]) for name, values in facts.items() if len({*values}) == 1],
         differing=[name for name, values in facts.items() if len({*values}) > 1],
         errata=ERRATA,
+        missing=MISSING,
     )
     write_text(out / PAGE, page)
     return out / PAGE
@@ -112,9 +119,12 @@ class _Figure:
     name: str
     title: str
     caption: str
-    source: str  # the image itself, as an address that needs no other file
-    width: int  # in CSS pixels, at the size that it was drawn for
-    height: int
+    notes: tuple[str, ...]
+    files: tuple[str, ...]  # the endings of its files
+    table: Table | None = None  # instead of an image
+    source: str = ""  # the image itself, as an address that needs no other file
+    width: int = 0  # in CSS pixels, at the size that it was drawn for
+    height: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,10 +137,24 @@ class _Part:
     head: Record | None  # None: it was not run
     count: int  # of records
     figures: tuple[_Figure, ...]
+    origin: Record  # where the records were made, if they say so themselves; else empty
 
     @property
     def quick(self) -> bool:
-        return self.head is not None and bool(self.head.get("quick"))
+        return self.head is not None and bool(self.head.get("quick")) and not self.origin.get("committed")
+
+    @property
+    def committed(self) -> str:
+        """That the records come with the package, why, and where they were made; empty if they do not."""
+        if not self.origin.get("committed"):
+            return ""
+        made = [f"{name} {self.origin[key]}" for name, key in _VERSIONS.items() if key in self.origin]
+        made += [str(self.origin["date"])] if "date" in self.origin else []
+        made += [f"{_duration(self.origin['device_s'])} of its time"] if "device_s" in self.origin else []
+        how = f" ({', '.join(made)})" if made else ""
+        why = sentence(self.origin["why"]) if self.origin.get("why") else ""
+        device = self.origin.get("device", "another machine")
+        return f"These are the committed records, made on {device}{how}. {why}".rstrip()
 
     @property
     def took(self) -> str:
@@ -139,7 +163,7 @@ class _Part:
     @property
     def facts(self) -> dict[str, str]:
         """How it was run, under the names that a person reads."""
-        head = self.head or {}
+        head = (self.head or {}) | {key: self.origin[key] for key in _MADE if key in self.origin}
         said = {name: str(head.get(key, "–")) for name, key in _FACTS.items()}
         return {"Size": "quick" if self.quick else "full"} | said
 
@@ -160,16 +184,31 @@ class _Claim:
 
 def _figure(out: Path, plate: Plate) -> _Figure:
     """Write a plate's files."""
+    about = (plate.name, plate.title, plate.caption, plate.notes)
+    figure = plate.figure
+    if isinstance(figure, Table):
+        _write(out, plate, {"csv": _csv(figure)})
+        return _Figure(*about, files=("csv",), table=figure)
     with style.house():  # the resolution and the names inside an SVG are the house's too
-        content = {"svg": style.as_bytes(plate.figure, "svg")}
-        plate.figure.set_layout_engine("none")  # both are laid out alike, and only once: it takes as long as drawing
-        content["png"] = style.as_bytes(plate.figure, "png")
+        content = {"svg": style.as_bytes(figure, "svg")}
+        figure.set_layout_engine("none")  # both are laid out alike, and only once: it takes as long as drawing
+        content["png"] = style.as_bytes(figure, "png")
+    _write(out, plate, content)
+    kind, mime = ("svg", "image/svg+xml") if len(content["svg"]) <= LARGEST_SVG else ("png", "image/png")
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    source = f"data:{mime};base64,{base64.b64encode(content[kind]).decode()}"
+    return _Figure(*about, files=tuple(content), source=source, width=width, height=height)
+
+
+def _write(out: Path, plate: Plate, content: Mapping[str, bytes]) -> None:
     for kind, data in content.items():
         write_bytes(out / "figures" / f"{plate.name}.{kind}", data)
-    kind, mime = ("svg", "image/svg+xml") if len(content["svg"]) <= LARGEST_SVG else ("png", "image/png")
-    width, height = (round(96 * inches) for inches in plate.figure.get_size_inches())
-    source = f"data:{mime};base64,{base64.b64encode(content[kind]).decode()}"
-    return _Figure(plate.name, plate.title, plate.caption, source, width, height)
+
+
+def _csv(table: Table) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
+    return text.getvalue().encode()
 
 
 def _options(heads: Mapping[str, Record]) -> str:

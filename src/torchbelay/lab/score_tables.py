@@ -1,0 +1,191 @@
+"""What the score models show besides charts: tables of results beside the paper's, of speeds, and grids of samples."""
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Sequence
+from statistics import stdev
+from typing import Any
+
+from matplotlib import image
+
+from . import style
+from .part import MISSING, Plate, Record, Table
+from .score.found import ARMS, EMA, Study, fids, is_lost, mean, of
+from .score_figures import MODELS, colour, listed
+
+_DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+TARGET = 0.01  # of a step's time: averaging should take less
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+RATIO = "w2 test ÷ EMA's there"  # at the same learning rate
+COLUMNS = ("", "w2 train", "w2 test", "w2 FID", RATIO, "w1 train", "w1 test", "w1 FID", "Seeds")
+
+
+def results(rows: Sequence[tuple[str, ...]]) -> Table:
+    """A table of these rows, without the columns of which nothing is known."""
+    known = [i for i in range(len(COLUMNS)) if any(row[i] != MISSING for row in rows)]
+    return Table(tuple(COLUMNS[i] for i in known), tuple(tuple(row[i] for i in known) for row in rows))
+
+
+def printed(name: str, train: str, test: str, fid: str) -> tuple[str, ...]:
+    """A row of the paper's own table; it does not say how many runs it is from."""
+    return (f"The paper: {name}", train, test, fid, *[MISSING] * 5)
+
+
+def result(records: Sequence[Record], study: Study, arm: str, lr: float) -> tuple[str, ...]:
+    """A row of ours: the mean over the seeds that are not lost and, of several, their standard deviation."""
+    cells = [f"{arm} at {lr:g}"]
+    for weights in ("w2", "w1"):
+        for images in ("train", "test"):
+            losses = study.losses(arm, lr, weights, images).values()
+            cells.append(cell((None if is_lost(loss) else loss for loss in losses), "#.3g"))
+        cells.append(cell(fids(records, study.name, arm, lr, weights).values(), ".1f"))
+        if weights == "w2":
+            cells.append(_against_ema(study, arm, lr))
+    return (*cells, str(len(study.at(arm, lr))))
+
+
+def _against_ema(study: Study, arm: str, lr: float) -> str:
+    """The ratio of the seeds that neither lost; how many were, the losses beside it say."""
+    found = study.compare(arm, EMA, lr)
+    if arm == EMA:
+        return "1" if found.point else MISSING
+    some = found.unpaired and found.ratio is not None
+    return f"{found.size or MISSING}{f', {found.seeds - found.unpaired} of {found.seeds} pairs' if some else ''}"
+
+
+def cell(values: Iterable[float | None], form: str) -> str:
+    """Mean ± standard deviation; None is lost.
+
+    >>> cell([0.0412, 0.0408, None], "#.3g"), cell([], ".1f"), cell([None], "#.3g")
+    ('0.0410 ± 0.0003, 1 of 3 lost', '–', 'lost')
+    """
+    values = list(values)
+    known = [value for value in values if value is not None]
+    if not known:
+        return "lost" if values else MISSING
+    average = math.fsum(known) / len(known)
+    text = f"{average:{form}}" + (f" ± {_short(stdev(known))}" if len(known) > 1 else "")
+    return text if len(known) == len(values) else f"{text}, {len(values) - len(known)} of {len(values)} lost"
+
+
+def _short(value: float) -> str:
+    """One digit, never as a power of ten.
+
+    >>> _short(0.000063), _short(0.0), _short(3.2)
+    ('0.00006', '0', '3')
+    """
+    return f"{float(f'{value:.1g}'):.7f}".rstrip("0").rstrip(".")
+
+
+def sampling(records: Sequence[Record], study: str) -> str:
+    """How the FIDs were computed, as a sentence; that they were not, if so."""
+    found = of(records, "fid", study=study)
+    if not found:
+        return "FID has not been run."
+    counts, samplers, references, networks = (
+        listed(
+            [f"{value:,}" if isinstance(value, int) else str(value) for value in dict.fromkeys(r[key] for r in found)]
+        )
+        for key in ("samples", "sampler", "reference", "network")
+    )
+    return f"FID: {counts} samples ({samplers}) against {references}, by {networks}."
+
+
+def fid_checks(records: Sequence[Record]) -> tuple[str, ...]:
+    """What all that computes a FID gives where the answer is known, as notes."""
+    return tuple(
+        f"A check of all that computes FID, on {r['images']}: it gives {r['fid']:.8g}, and torch-fidelity records "
+        f"{r['recorded']:.8g}."
+        for r in of(records, "fid check")
+    )
+
+
+def speed(records: Sequence[Record], part: str) -> Plate | None:
+    """How many images a second, beside what the arithmetic of the device would allow."""
+    found = of(records, "throughput")
+    if not found:
+        return None
+    rows = [
+        (
+            f"{MODELS.get(r['model'], r['model'])} on {_DATA.get(r['dataset'], r['dataset'])}, {r['how']}",
+            f"{r['parameters']:,}",
+            f"{r['batch']} × {r['side_by_side']}",
+            f"{r['images_per_s']:,.0f}",
+            *_limit(r),
+            _share(r.get("averaging_share")),
+        )
+        for r in found
+    ]
+    columns = ("", "Weights", "Batch × side by side", "Images/s", "Limit", "Of the limit", "Averaging takes")
+    devices = listed(
+        [
+            name if limit is None else f"{name} ({limit:g} TFLOP/s)"
+            for name, limit in dict.fromkeys((r["device"], r["limit_tflops"]) for r in found)
+        ]
+    )
+    caption = (
+        f"Training, forward and backward, on {devices}: images a second of all networks that train side by side, and "
+        "the most that the device could do if it did nothing but their arithmetic. What averaging takes of a step: two "
+        "groups of networks, with and without the average, take turns, and the medians of five rounds are compared; a "
+        f"share below 0 is noise. The target is under {TARGET:.0%}."
+    )
+    return Plate(f"{part}-speed", "How fast it trains", caption, Table(columns, tuple(rows)))
+
+
+def _limit(record: Record) -> tuple[str, str]:
+    """What the arithmetic allows, and how near to it this is; not known of every device."""
+    most = record["arithmetic_limit_images_per_s"]
+    return (MISSING, MISSING) if most is None else (f"{most:,.0f}", f"{record['images_per_s'] / most:.0%}")
+
+
+def _share(share: float | None) -> str:
+    """Of a step's time.
+
+    >>> _share(0.0042), _share(-0.012), _share(None)
+    ('0.4%', 'within noise (−1.2%)', '–')
+    """
+    if share is None:
+        return MISSING
+    return f"{share:.1%}" if share >= 0 else f"within noise (−{-share:.1%})"
+
+
+# Samples --------------------------------------------------------------------------------------------------------------
+
+
+def samples(records: Sequence[Record], part: str, title: str) -> Plate | None:
+    """Grids of samples, an arm a column, a learning rate a row."""
+    found = of(records, "grid", weights="w2") or of(records, "grid")
+    if not found:
+        return None
+    first = {(r["arm"], r["lr"]): r for r in reversed(found)}
+    arms = sorted({arm for arm, _ in first}, key=_rank)
+    lrs = sorted({lr for _, lr in first})
+    size = 2.2 if len(arms) > 3 else 2.9
+    fig = style.figure(min(9.0, 0.2 + size * len(arms)), 0.05 + (size + 0.25) * len(lrs))
+    axes: Any = fig.subplots(len(lrs), len(arms), squeeze=False)
+    for row, lr in zip(axes, lrs, strict=True):
+        for ax, arm in zip(row, arms, strict=True):
+            ax.axis("off")
+            if (arm, lr) in first:
+                pixels = image.imread(io.BytesIO(base64.b64decode(first[arm, lr]["png"])), format="png")
+                ax.imshow(pixels, cmap="gray", interpolation="none")
+                ax.set_title(f"{arm}, {lr:g}", fontsize=9, loc="center", color=colour(arm))
+    seeds = {(r["seed"], r["sample_seed"]) for r in first.values()}
+    same = "the same seed and the same noise everywhere" if len(seeds) == 1 else "seeds differ"
+    said = [
+        f"{arm} at {lr:g} {value:.3g}"
+        for arm, lr in sorted(first, key=lambda key: (key[1], _rank(key[0])))
+        if (value := mean(fids(records, first[arm, lr]["study"], arm, lr).values())) is not None
+    ]
+    caption = (
+        f"Drawn with the average's weights at the end of training, none left out; {same}. Above each its arm and "
+        f"learning rate.{f' FID: {listed(said)}.' if said else ''}"
+    )
+    return Plate(f"{part}-samples", title, caption, fig)
+
+
+def _rank(arm: str) -> tuple[int, str]:
+    return (ARMS.index(arm) if arm in ARMS else len(ARMS), arm)
