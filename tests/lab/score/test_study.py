@@ -11,6 +11,7 @@ from small_score import group, images
 from torchbelay.lab.part import LabError, Record, Settings
 from torchbelay.lab.score import experiment, studies, study
 from torchbelay.lab.score.studies import Group
+from torchbelay.lab.score.trainee import Together
 
 PARTS = ("mnist", "sign", "cifar10")
 CPU = torch.device("cpu")
@@ -136,9 +137,18 @@ def test_another_seed_is_another_study(here: list[Group]) -> None:
     assert [each.seed for each in here] == [300, 301, 300]
 
 
-def test_a_budget_of_time_is_measured(here: list[Group]) -> None:
-    study.run("mnist", Settings(budget="1s"), lambda n: None)
-    assert 1 <= here[0].steps < 50
+def test_a_budget_of_time_is_measured(here: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 steps of a group at 20 ms are 3 s; a budget of 0.12 s is a twenty-fifth of that."""
+    timed: list[int] = []
+
+    def pace(groups: list[Together], *args: object, **options: object) -> list[float]:
+        timed.append(len(groups[0].trainees))
+        return [0.02]
+
+    monkeypatch.setattr(study, "seconds_a_step", pace)
+    study.run("mnist", Settings(budget="0.12s"), lambda n: None)
+    assert timed == [6, 6, 3]
+    assert [each.steps for each in here] == [2, 2, 2]
 
 
 def test_a_budget_too_small_for_the_spring_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
