@@ -1,6 +1,7 @@
 """A model and images so small that training them takes no time."""
 
 import torch
+from torch import Tensor
 
 from torchbelay.lab.arms import Arm, Lane
 from torchbelay.lab.score.images import Images
@@ -30,3 +31,12 @@ def group(**changes: object) -> Group:
     lanes = tuple(Lane(arm, lr) for lr in (1e-3, 3e-3) for arm in ARMS)
     options: dict[str, object] = {"objective": MODEL, "steps": 6, "batch": 4, "points": 2, "samples": 6} | changes
     return Group(study="rates", dataset="mnist", lanes=lanes, seed=0, **options)  # type: ignore[arg-type]
+
+
+class Brightness:
+    """Features that anybody can compute: the mean of each quarter."""
+
+    identity = "brightness"
+
+    def features(self, pictures: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool2d(pictures.float(), 14).flatten(1)

@@ -275,7 +275,7 @@ def reproduce(args: argparse.Namespace) -> int:
         def work() -> int:
             if args.budget is not None:
                 Budget.parse(args.budget)  # now, not after the parts that have none
-            on_gpu = {"data": args.data, "inception": args.inception, "budget": args.budget}
+            on_gpu = {"data": args.data, "inception": args.inception, "budget": args.budget, "anew": args.force}
             settings = Settings(seed=args.seed, quick=args.quick, **on_gpu)
             options = {"jobs": args.jobs or _cores(), "force": args.force, "dry_run": args.dry_run}
             return run(args.parts, Path(args.out), settings, **options)

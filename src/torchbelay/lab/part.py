@@ -26,6 +26,7 @@ class Settings:
     data: Path | None = None  # a copy of the data set
     inception: Path | None = None  # the weights of FID's network
     budget: str | None = None  # how much of it: a time, or images for each network
+    anew: bool = False  # even what is kept of an earlier run
 
 
 MISSING = "–"  # in a table

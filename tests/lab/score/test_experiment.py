@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from small_score import ARMS, MODEL, group, images
+from small_score import ARMS, MODEL, Brightness, group, images
 from torchbelay.lab.part import Record
 from torchbelay.lab.score import experiment as module
 from torchbelay.lab.score import fid, speed
@@ -19,15 +19,6 @@ from torchbelay.lab.score.speed import group as side_by_side
 from torchbelay.lab.score.yardstick import Yardstick
 
 CPU = torch.device("cpu")
-
-
-class Brightness:
-    """Features that anybody can compute: the mean of each quarter."""
-
-    identity = "brightness"
-
-    def features(self, pictures: Tensor) -> Tensor:
-        return torch.nn.functional.avg_pool2d(pictures.float(), 14).flatten(1)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +88,10 @@ def test_a_lost_run_is_a_record_too() -> None:
         def network(self) -> nn.Module:
             return Breaks()
 
-    found = [line for line in run(objective=Broken(levels=MODEL.levels)) if line["kind"] == "run"]
+    lines = run(objective=Broken(levels=MODEL.levels), fids=(0,))
+    assert [(line["fid"], line["samples"]) for line in lines if line["kind"] == "fid"] == [(None, 6)]
+    assert not [line for line in lines if line["kind"] == "grid"]  # nothing can be made with it
+    found = [line for line in lines if line["kind"] == "run"]
     assert all(line["final"] == {w: {"train": None, "test": None} for w in ("w1", "w2")} for line in found)
     assert all(not line["finite"] and line["curve"][0]["batch_loss"] is None for line in found)
     json.dumps(found, allow_nan=False)

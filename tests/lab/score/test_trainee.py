@@ -30,8 +30,10 @@ def test_a_trainee_is_adam_with_a_belay_as_a_user_would_write_it() -> None:
     network = MODEL.network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=True)
     average = tb.Belay(network, optimizer, SPRING)
-    for pixels, draws in (batches().next() for _ in range(1)):
+    source = batches()
+    for pixels, draws in (source.next() for _ in range(4)):
         together.step(pixels, draws)
+        optimizer.zero_grad()
         MODEL.loss(network, pixels, draws).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     torch.testing.assert_close(weights(together.trainees[0]), [p.detach() for p in network.parameters()])
@@ -124,19 +126,3 @@ def test_draws_are_cut_with_all_they_have() -> None:
     assert draws.augment is not None
     assert part.augment is not None
     assert torch.equal(part.augment, draws.augment[1:])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU captures")
-@pytest.mark.parametrize("how", ["captured", "compiled and captured"])
-def test_a_captured_step_is_an_eager_one(how: str) -> None:
-    device, lanes = torch.device("cuda"), [Lane(belay(SPRING), 1e-3), Lane(ema(0.9), 1e-3)]
-    pair = [group(MODEL, lanes, 0, device, which) for which in ("eager", how)]  # type: ignore[arg-type]
-    for which in pair:
-        source = Batches(images().train.to(device), MODEL, 4, 1)
-        for _ in range(8):
-            which.step(*source.next())
-        which.wait()
-    for one, other in zip(pair[0].trainees, pair[1].trainees, strict=True):
-        # bfloat16 in the network: Adam's steps are 1e-3 each, and may differ in sign where a gradient is near 0
-        torch.testing.assert_close(weights(one), weights(other), atol=8e-3, rtol=0)
-        assert one.total_loss() == pytest.approx(other.total_loss(), rel=0.05)

@@ -105,6 +105,7 @@ def _record(group: Group, trainee: Trainee, curve: list[Record], wall_s: float, 
         "finite": all(value is not None for losses in final.values() for value in losses.values()),
         "side_by_side": len(group.lanes),
         "how": how,
+        "precision": "bfloat16" if trainee.device.type == "cuda" else "float32",
         **versions(trainee.device),
         "wall_s": round(wall_s, 2),
     }
@@ -124,7 +125,6 @@ def protocol(group: Group) -> Record:
         "batch": group.batch,
         "ramp": group.ramp,
         "triples": TRIPLES,
-        "precision": "bfloat16",
         **group.objective.describe(),
         "differs": list(group.differs),
     }
@@ -149,28 +149,31 @@ class Studio:
             with precision(self.device):
                 made = self.objective.sample(self._ask, min(AT_ONCE, n - begin), generator, tick)
             parts.append(as_bytes(made))
-        return torch.cat(parts)
+        return torch.cat(parts) if parts else torch.empty(0, *self.objective.shape, dtype=torch.uint8)
 
 
 def _pictures(group: Group, trainee: Trainee, studio: Studio, judge: Judge | None) -> Iterator[Record]:
     """The images of an average, as a grid and as a distance."""
     about = identity(group, trainee.lane) | {"weights": "w2", "sample_seed": SAMPLE_SEED}
     begin = time.perf_counter()
-    studio.network.load_state_dict(trainee.belay.average_state_dict())
-    made = studio.make(group.samples)
+    average = trainee.belay.average_state_dict()
+    lost = not all(bool(torch.isfinite(each).all()) for each in average.values())  # nothing can be made with it
+    studio.network.load_state_dict(average)
+    made = studio.make(0 if lost else group.samples)
     if judge is not None:
-        distance = frechet.fid(made, judge.reference, judge.inception)
+        distance = math.nan if lost else frechet.fid(made, judge.reference, judge.inception)
         yield {
             "kind": "fid",
             **about,
             "fid": number(distance),
-            "samples": len(made),
+            "samples": group.samples,
             "sampler": group.objective.sampler,
             "reference": judge.said,
-            "network": "Inception-v3 (torch-fidelity)",
+            "network": judge.inception.identity,
             "wall_s": round(time.perf_counter() - begin, 2),
         }
-    yield {"kind": "grid", **about, "rows": GRID, "columns": GRID, "png": grid(made)}
+    if not lost:
+        yield {"kind": "grid", **about, "rows": GRID, "columns": GRID, "png": grid(made)}
 
 
 def grid(images: Tensor) -> str:

@@ -17,7 +17,6 @@ from .trainee import Loss, Together, Trainee
 from .yardstick import number
 
 How = Literal["eager", "captured", "compiled and captured"]
-HOWS: tuple[How, ...] = ("eager", "captured", "compiled and captured")
 MATRIX_TFLOPS = {"NVIDIA H200": 790.0}  # measured: products of large bfloat16 matrices of random numbers
 
 

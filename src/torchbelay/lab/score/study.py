@@ -3,10 +3,8 @@
 A group of networks that is finished is kept in the cache, so that a stopped study goes on with the next one.
 """
 
-import hashlib
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import as_file, files
 
@@ -19,7 +17,9 @@ from . import fid, studies
 from .batches import Batches
 from .budget import Budget
 from .experiment import Judge, experiment
+from .found import Study as Found
 from .images import Name, available, cache_folder, load
+from .kept import Kept
 from .speed import How, seconds_a_step, throughput
 from .speed import group as side_by_side
 from .studies import Group
@@ -28,20 +28,24 @@ from .versions import versions
 
 DEVICE = torch.device("cuda")
 HOW: How = "compiled and captured"
-QUICK = 0.02  # the share of a study that --quick runs, where there is a GPU
+QUICK = 0.2  # the share of a study that --quick runs, where there is a GPU; with less, CIFAR-10's spring would be none
 SPEED_STEPS = 10  # in each round in which the speed is taken
 SEEDS_APART = 100  # the seeds of a study with another --seed are others
+UNITS = 1000  # of a progress bar
+FEWEST = 256  # images that are made of a network, however small the budget
 
 
 def plan(name: str, settings: Settings) -> tuple[int, str]:
     """Units of work, and one line that says what would be run."""
     if why := obstacle(name, settings):
         return 1, f"shows the records that come with the package: {why}"
-    groups = _planned(name, settings)
-    networks = sum(len(each.lanes) for each in groups)
-    units = sum(len(each.lanes) * each.steps for each in groups)
-    kinds = ", ".join(dict.fromkeys(each.study for each in groups))
-    return units, f"{networks} networks on {groups[0].dataset} ({kinds}), {units:,} steps in all"
+    budget = None if settings.budget is None else Budget.parse(settings.budget)
+    timed = budget is not None and budget.seconds is not None
+    groups = _planned(name, settings, 1.0 if budget is None or timed else _share_of_images(name, settings, budget))
+    networks, kinds = sum(len(each.lanes) for each in groups), ", ".join(dict.fromkeys(each.study for each in groups))
+    steps = sum(len(each.lanes) * each.steps for each in groups)
+    length = f"as many steps as fit into {settings.budget}" if timed else f"{steps:,} steps in all"
+    return UNITS, f"{networks} networks on {groups[0].dataset} ({kinds}), {length}"
 
 
 def run(name: str, settings: Settings, tick: Tick) -> list[Record]:
@@ -72,36 +76,41 @@ class Study:
     """A part of the report, about to be run on the GPU."""
 
     def __init__(self, name: str, settings: Settings, tick: Tick) -> None:
-        self.name, self.settings, self.tick = name, settings, tick
+        self.name, self.settings = name, settings
         self.device = DEVICE
         self.images = load(_dataset(name), settings.data)
+        self.share = self._share()
+        groups = _planned(name, settings, self.share)
+        self.tick = _Share(tick, sum(len(each.lanes) * each.steps for each in groups))
 
     def records(self) -> Iterator[Record]:
         """Everything, the origin first."""
-        begin = time.perf_counter()
-        share = self._share()
         found: list[Record] = []
+        spent = 0.0
         with deterministic():
             for study in studies.STUDIES[self.name]:
-                for each in _groups(study, self.settings, share, best_rate(found) if study == "table1" else None):
-                    found += self._group(each)
+                for each in _groups(study, self.settings, self.share, best_rates(found)):
+                    took, lines = self._group(each)
+                    found += lines
+                    spent += took
                 if not self.settings.quick:
                     found += self._speeds(each)
-        date, spent = time.strftime("%Y-%m"), round(time.perf_counter() - begin)
-        origin: Record = {"kind": "origin", "date": date, "device_s": spent, **versions(self.device)}
-        yield origin if self.settings.budget is None else origin | {"budget": self.settings.budget}
+        date, origin = time.strftime("%Y-%m"), versions(self.device)
+        yield {"kind": "origin", "date": date, "device_s": round(spent), "budget": self.settings.budget, **origin}
         yield from found
 
-    def _group(self, each: Group) -> list[Record]:
-        """A group's records, from the cache if it was finished before."""
-        told = json.dumps([repr(each), HOW, versions(self.device)])
-        path = cache_folder() / "groups" / f"{each.study}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.jsonl"
-        if path.exists():
+    def _group(self, each: Group) -> tuple[float, list[Record]]:
+        """How long a group took, and its records; from the cache, if it was finished before."""
+        judge = self._judge(each)
+        kept = Kept(each.study, each, HOW, versions(self.device), None if judge is None else judge.inception.identity)
+        if not self.settings.anew and (before := kept.read()) is not None:
             self.tick(len(each.lanes) * each.steps)
-            return on_disk.read(path)[1]
-        found = list(experiment(each, self.images, self.device, HOW, self.tick, self._judge(each)))
-        on_disk.write(path, on_disk.header(self.name, self.settings, 0.0), found)
-        return found
+            return before
+        begin = time.perf_counter()
+        found = list(experiment(each, self.images, self.device, HOW, self.tick, judge))
+        took = time.perf_counter() - begin
+        kept.write(found, took)
+        return took, found
 
     def _judge(self, each: Group) -> Judge | None:
         """What FID needs; where its network cannot be had, images are made and shown all the same."""
@@ -125,14 +134,18 @@ class Study:
         ]
 
     def _share(self) -> float:
-        """Of the studies' steps that the budget allows."""
+        """Of the studies' steps that the budget allows; once measured it is kept, so that a stopped study goes on."""
         if self.settings.budget is None:
             return 1.0
-        budget, groups = Budget.parse(self.settings.budget), _planned(self.name, self.settings)
-        if budget.images is not None:
-            return budget.images / max(each.steps * each.batch for each in groups)
-        assert budget.seconds is not None
-        return budget.seconds / sum(each.steps * self._pace(each) for each in groups)
+        budget = Budget.parse(self.settings.budget)
+        if budget.seconds is None:
+            return _share_of_images(self.name, self.settings, budget)
+        kept = Kept(f"share-{self.name}", self.settings.budget, self.settings.quick, versions(self.device))
+        if (before := kept.read()) is None:
+            took = sum(each.steps * self._pace(each) for each in _planned(self.name, self.settings, 1.0))
+            before = 0.0, [{"share": budget.seconds / took}]
+            kept.write(before[1])
+        return float(before[1][0]["share"])
 
     def _pace(self, each: Group) -> float:
         """Seconds that a step of a group takes."""
@@ -141,43 +154,48 @@ class Study:
         return seconds_a_step([together], batches, steps=3)[0]
 
 
-def best_rate(found: Sequence[Record]) -> float:
-    """The learning rate at which the averages of all arms together have the lowest training loss; a lost one counts 1.
+class _Share:
+    """Turns steps into the units of a progress bar."""
 
-    >>> runs = [(1e-3, 0.06), (1e-2, None), (1e-3, 0.07)]
-    >>> best_rate([{"kind": "run", "lr": lr, "final": {"w2": {"train": loss}}} for lr, loss in runs])
-    0.001
-    """
-    losses: dict[float, list[float]] = {}
-    for line in found:
-        if line["kind"] == "run":
-            loss = line["final"]["w2"]["train"]
-            losses.setdefault(line["lr"], []).append(1.0 if loss is None else min(1.0, loss))
-    return min(losses, key=lambda lr: sum(losses[lr]) / len(losses[lr]))
+    def __init__(self, tick: Tick, steps: int) -> None:
+        self._tick, self._steps, self._taken = tick, steps, 0
+
+    def __call__(self, steps: int) -> None:
+        before, self._taken = self._taken, self._taken + steps
+        self._tick(UNITS * self._taken // self._steps - UNITS * before // self._steps)
 
 
-def _groups(study: str, settings: Settings, share: float, best: float | None) -> Iterator[Group]:
+def best_rates(records: Sequence[Record]) -> dict[str, float]:
+    """The learning rate that suits each arm best in the short runs, by the loss on training images."""
+    short = Found(records, "rates")
+    rates = {arm: short.best_rate(arm) for arm in studies.THREE}
+    return {arm: studies.USUAL_RATE if lr is None else lr for arm, lr in rates.items()}
+
+
+def _groups(study: str, settings: Settings, share: float, best: Mapping[str, float]) -> Iterator[Group]:
     """The groups of a study; `best` is what Table 1 takes beside the paper's rate."""
-    if settings.quick:
-        share *= QUICK
+    share *= QUICK if settings.quick else 1.0
     try:
-        groups = studies.table1(best, share=share) if best is not None else getattr(studies, study)(share=share)
+        groups = studies.table1(best, share=share) if study == "table1" else getattr(studies, study)(share=share)
         for each in groups:
             each = replace(each, seed=each.seed + SEEDS_APART * settings.seed)
+            each = replace(each, samples=max(FEWEST, round(min(1.0, share) * each.samples)))
             yield replace(each, fids=()) if settings.quick else each
             if settings.quick:
                 return  # one seed
     except ValueError as error:  # from a spring
-        raise LabError(f"the budget is too small for {study}: {error}") from error
+        raise LabError(f"--budget {settings.budget} is too small for {study}: {error}") from error
 
 
-def _planned(name: str, settings: Settings) -> list[Group]:
+def _planned(name: str, settings: Settings, share: float) -> list[Group]:
     """All groups of a part, as far as is known before any has been run."""
-    return [
-        each
-        for study in studies.STUDIES[name]
-        for each in _groups(study, settings, 1.0, studies.USUAL_RATE if study == "table1" else None)
-    ]
+    return [each for study in studies.STUDIES[name] for each in _groups(study, settings, share, best_rates([]))]
+
+
+def _share_of_images(name: str, settings: Settings, budget: Budget) -> float:
+    """A budget of images is that of the network that sees most."""
+    assert budget.images is not None
+    return budget.images / max(each.steps * each.batch for each in _planned(name, settings, 1.0))
 
 
 def _dataset(name: str) -> Name:
