@@ -1,6 +1,7 @@
 """`torchbelay train`, `sample` and `fid`: score models, trained as the paper did, and what they make."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,8 @@ examples:
   torchrun --nproc-per-node 8 -m torchbelay.cli train cifar10-belay
 
 Ctrl-C stops after the step and keeps it; the same command goes on there, bit for bit. RUN has options.json,
-stats.jsonl (a line a report), checkpoint.pt and, at the end, samples.png. A loss that is no number stops the run, whose
-checkpoint stays the last one before it, unless --keep-going is given.
+stats.jsonl (a line a report), checkpoint.pt and, at the end, samples.png. A loss or weights that are no numbers stop
+the run, whose checkpoint stays the last one before them, unless --keep-going is given.
 """
 
 _SAMPLE_EXAMPLES = """\
@@ -33,6 +34,14 @@ examples:
 
 The fewer the samples, the larger the distance: compare only equal numbers of them. Needs torchbelay[fid].
 """
+
+
+def _minutes(text: str) -> float:
+    """Read a time between two checkpoints; 0 is one after every step."""
+    minutes = float(text)
+    if not 0 <= minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes; give 0 or more")
+    return minutes
 
 
 def _add_train(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -53,10 +62,10 @@ def _add_train(commands: "argparse._SubParsersAction[Parser]") -> None:
     add("--budget", metavar="B", help="how long: 90s, 10m, 1.5h; or 500kimg, 2Mimg images (default: the preset's)")
     add("--lr", type=number, help="another learning rate than the preset's")
     add("--every", type=steps, metavar="N", help="steps between two reports (default: 50 reports)")
-    add("--checkpoint", type=number, default=5.0, metavar="MIN", help="minutes between two checkpoints (default: 5)")
+    add("--checkpoint", type=_minutes, default=5.0, metavar="MIN", help="minutes between two checkpoints (default: 5)")
     add("--device", metavar="D", help="cuda, cuda:1 or cpu (default: a GPU, if there is one)")
     add("--compile", action="store_true", help="compile the network, too")
-    add("--keep-going", action="store_true", help="go on even if the loss is no number any more")
+    add("--keep-going", action="store_true", help="go on even if loss or weights are no numbers any more")
     add("--dry-run", action="store_true", help="say what would be done, and do nothing")
     parser.set_defaults(run=train, parser=parser)
 

@@ -1,11 +1,14 @@
 """Budgets: what is read as one, and the steps, schedule and masses that follow from it."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from tiny_score import EDM_PRESET, NCSN_PRESET
 from torchbelay.lab.part import LabError
 from torchbelay.lab.score.budget import REPORTS, Budget, Plan, Speed, smallest
-from torchbelay.lab.score.presets import PRESETS
+from torchbelay.lab.score.presets import PRESETS, Preset
 from torchbelay.physics.spring import Spring
 
 
@@ -106,6 +109,30 @@ def test_too_short_a_time_is_refused_with_one_that_is_enough() -> None:
     enough = Budget.parse(str(refused.value).split("give ")[1].split(" ")[0]).seconds
     assert enough is not None
     assert Plan.within(enough, speed, EDM_PRESET).steps >= smallest(EDM_PRESET)
+
+
+@pytest.mark.parametrize("every", [None, 1, 3, 50])
+@pytest.mark.parametrize(
+    "preset", [EDM_PRESET, PRESETS["table1-belay"], PRESETS["mnist-edm-ema"]], ids=lambda preset: preset.name
+)
+def test_the_time_that_is_named_is_accepted_and_so_is_all_beyond(preset: Preset, every: int | None) -> None:
+    times = [0.001, 0.013, 0.1, 0.13, 1.0, 2.0, 7.3, 300.0]
+    for step_s, report_s in itertools.product(times, times):
+        speed = Speed(step_s, report_s)
+        with pytest.raises(LabError, match=r"; give \d+s or more$") as refused:
+            Plan.within(1e-4, speed, preset, every=every)
+        named = Budget.parse(str(refused.value).split("give ")[1].split(" ")[0]).seconds
+        assert named is not None
+        for later in (0, 1e-6, 0.5, 1, 2, 3, 7, 20, report_s, 10 * report_s, 20 * report_s, 3 * named):
+            assert Plan.within(named + later, speed, preset, every=every).steps >= smallest(preset)
+
+
+def test_the_time_that_is_named_is_no_longer_than_it_must_be() -> None:
+    preset = replace(EDM_PRESET, spring=Spring(k=1.0, m1=1.0, m2=2.0))
+    assert smallest(preset) == 13
+    for report_s, every, named in ((0.13, None, 15), (2.5, None, 16), (9.5, None, 23), (2.5, 1, 46), (2.5, 4, 22)):
+        with pytest.raises(LabError, match=rf"; give {named}s or more$"):
+            Plan.within(11.0, Speed(1.0, report_s), preset, every=every)
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])

@@ -22,6 +22,7 @@ from torchbelay.cli import main
 from torchbelay.cli_parser import Parser
 from torchbelay.lab.score import commands, images
 from torchbelay.lab.score import fid as frechet
+from torchbelay.lab.score.budget import Plan
 from torchbelay.lab.score.commands import Trained, evaluations
 from torchbelay.lab.score.folder import Folder
 from torchbelay.lab.score.presets import PRESETS
@@ -87,6 +88,8 @@ def test_a_run_goes_to_its_own_folder(command: Callable[..., Printed], tmp_path:
 def test_every_option_arrives(command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(commands, "run", lambda order, console: asked.append(order) or 0)
+    assert command("train tiny-edm --checkpoint 0").status == 0
+    assert asked.pop().checkpoint_s == 0
     line = "train tiny-edm --out r --data d --seed 5 --budget 3m --lr 0.5 --every 9 --checkpoint 2 --device cpu"
     assert command(f"{line} --compile --keep-going").status == 0
     (order,) = asked
@@ -108,7 +111,7 @@ def test_a_dry_run_tells_everything_and_writes_nothing(command: Callable[..., Pr
         "BELAY: Spring(k=1.0, m1=200.0, m2=50.0)",
         f"half-life {math.log(0.5) / math.log(1 - 0.0125):.4g} steps, 0.28% of the run; θ = 0.25",
         "0.05 of Adam",
-        "loss .042 on training and .040 on test images, FID 15.2",
+        "loss .042 train / .040 test, FID 15.2",
         "runs/table1-belay-seed0: to begin",
         "nothing was run, and nothing written",
     ]
@@ -132,13 +135,54 @@ def test_a_dry_run_knows_what_is_there(command: Callable[..., Printed], trained:
     assert {name: (trained / name).read_bytes() for name in files(trained)} == before
 
 
-def test_the_list_has_every_preset_with_the_papers_result(command: Callable[..., Printed]) -> None:
+def test_the_list_says_of_every_preset_what_it_is_and_what_the_paper_has(command: Callable[..., Printed]) -> None:
     printed = command("train --list")
     assert (printed.status, printed.err) == (0, "")
-    rows = {cells[1].strip(): cells for line in printed.out.splitlines() if len(cells := line.split("│")) == 7}
-    assert set(PRESETS) <= set(rows)
-    assert "FID 15.2" in rows["table1-belay"][5]
-    assert (rows["table1-belay"][3].strip(), rows["table1-belay"][4].strip()) == ("25.6M", "0.05")
+    lines = printed.out.splitlines()
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith("  ")}
+    assert list(rows) == list(PRESETS)
+    assert rows["table1-belay"] == "BELAY [paper: loss .042 train / .040 test, FID 15.2]"
+    assert rows["table1-ema"].startswith("EMA: NCSNv2's decay .999; none is printed [paper: loss .056 ")
+    for stem in ("table1", "cifar10", "cifar10-small", "mnist-edm"):
+        assert rows[f"{stem}-matched"] == (
+            "the EMA matched to BELAY: its averaging rate, at its effective learning rate"
+        )
+    above = lines[lines.index(next(line for line in lines if "table1-belay" in line)) - 1]
+    assert re.fullmatch(r"Table 1: NCSNv2 on MNIST; .* \(25\.6M images, lr 0\.05\)", above)
+
+
+def test_a_dry_run_refuses_the_data_that_a_run_would(
+    command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHBELAY_DATA", "/nowhere")
+    printed = command("train tiny-edm --dry-run --device cpu")
+    assert (printed.status, printed.out) == (2, "")
+    assert printed.err == (
+        f"torchbelay train: TORCHBELAY_DATA names {Path('/nowhere')}, which is no folder; set it right, or use --data\n"
+    )
+
+
+def test_a_dry_run_of_a_timed_run_shows_what_was_measured_then(
+    command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = replace(Plan.of(PRESET, images=40), every=3)  # fewer reports than a budget of images would have
+    monkeypatch.setattr(Plan, "within", lambda *_, **__: plan)
+    assert command("train tiny-edm --budget 2s --out run --device cpu").status == 0
+    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    printed = command("train tiny-edm --budget 2s --out run --device cpu --dry-run")
+    assert (printed.status, printed.err) == (0, "")
+    assert "5 of 8 images: 40 images, a report every 3" in printed.out
+    assert "run: finished" in printed.out
+    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+
+
+def test_a_dry_run_refuses_a_preset_that_has_changed(
+    trained: Path, command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "tiny-edm", replace(PRESET, ramp=0.5))
+    printed = command(f"train tiny-edm --out {trained} --dry-run --device cpu")
+    assert (printed.status, printed.out) == (2, "")
+    assert "has changed: ramp was 0.25, and is 0.5 now; train in another folder" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -153,6 +197,10 @@ def test_the_list_has_every_preset_with_the_papers_result(command: Callable[...,
         ("train tiny-edm --every 0", "argument --every: '0' is not a whole number"),
         ("train tiny-edm --seed -1", "argument --seed: '-1' is not a whole number"),
         ("train tiny-edm --device warp", "--device 'warp' is no device; give cuda, cuda:1 or cpu"),
+        ("train tiny-edm --checkpoint -1", "argument --checkpoint: '-1' is no number of minutes; give 0 or more"),
+        ("train tiny-edm --checkpoint nan", "argument --checkpoint: 'nan' is no number of minutes; give 0 or more"),
+        ("train tiny-edm --checkpoint inf", "argument --checkpoint: 'inf' is no number of minutes; give 0 or more"),
+        ("train tiny-edm --dry-run --data nowhere", "nowhere does not exist; give mnist.npz"),
         ("train tiny-edm --what", "unknown argument: --what"),
         ("sample nowhere", "nowhere has no checkpoint; train it first"),
         ("sample nowhere --out x.jpg", "--out x.jpg has the ending '.jpg'; give .png or .npz"),
@@ -265,6 +313,20 @@ def test_a_preset_that_has_changed_cannot_be_sampled(
     printed = command(f"sample {trained} --device cpu --out x.png")
     assert printed.status == 2
     assert "has changed: steps_to_sample was 2, and is 3 now" in printed.err
+    assert "--out" not in printed.err  # which is a file's name here
+
+
+@pytest.mark.parametrize("name", ["sample", "fid"])
+def test_a_folder_that_is_no_run_is_told_without_out(
+    command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(frechet, "Inception", Stub)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "checkpoint.pt").touch()
+    printed = command(f"{name} other --device cpu")
+    assert (printed.status, printed.out) == (2, "")
+    said = "other is no run: it has a checkpoint but no options.json; choose another folder"
+    assert printed.err == f"torchbelay {name}: {said}\n"
 
 
 @pytest.mark.parametrize("preset", tiny_score.TINY.values(), ids=list(tiny_score.TINY))

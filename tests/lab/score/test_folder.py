@@ -1,14 +1,19 @@
 """The folder of a run: what it refuses, what it cuts back, and that its checkpoint is whole or the one before."""
 
+import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from torchbelay.lab.part import LabError
+from torchbelay.lab.records import write_bytes
+from torchbelay.lab.score import folder as folder_module
 from torchbelay.lab.score.folder import ASKED, FORMAT, Folder
 
 OPTIONS: dict[str, Any] = {
@@ -84,7 +89,7 @@ def test_another_option_is_refused_by_name(folder: Folder, name: str, value: obj
 
 def test_a_preset_that_has_changed_is_refused(folder: Folder) -> None:
     folder.begin(OPTIONS)
-    with pytest.raises(LabError, match=r"has changed: dropout was 0\.1, and is 0\.2 now; choose another --out$"):
+    with pytest.raises(LabError, match=r"has changed: dropout was 0\.1, and is 0\.2 now; train in another"):
         folder.refuse_changes(OPTIONS["resolved"] | {"dropout": 0.2})
     with pytest.raises(LabError, match=r"has changed: new was None, and is 1 now"):
         folder.refuse_changes(OPTIONS["resolved"] | {"new": 1})
@@ -108,7 +113,7 @@ def test_options_of_another_format_are_refused(folder: Folder) -> None:
 def test_a_checkpoint_without_options_is_not_overwritten(folder: Folder) -> None:
     folder.path.mkdir(parents=True)
     folder.save({"step": 3})
-    with pytest.raises(LabError, match=r"has a checkpoint but no options\.json; choose another --out"):
+    with pytest.raises(LabError, match=r"is no run: it has a checkpoint but no options\.json; choose another folder$"):
         folder.asked()
 
 
@@ -117,6 +122,98 @@ def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"cannot write .*; choose another folder with --out"):
         Folder(tmp_path / "run").begin(OPTIONS)
     assert (tmp_path / "run").read_text() == "precious"
+
+
+# One process at a time ------------------------------------------------------------------------------------------------
+
+BUSY = r"^another process trains in .*run; wait until it ends, or choose another --out$"
+needs_locks = pytest.mark.skipif(folder_module.fcntl is None, reason="this system has no such locks")
+
+
+@needs_locks
+def test_it_is_held_by_one_at_a_time(folder: Folder) -> None:
+    with folder.held():
+        before = contents(folder)
+        with pytest.raises(LabError, match=BUSY), Folder(folder.path).held():
+            raise AssertionError("both are there")
+        assert contents(folder) == before
+        with pytest.raises(LabError, match=BUSY), Folder(folder.path).held():  # the one refused has let nobody in
+            raise AssertionError("both are there")
+    with folder.held():
+        pass
+
+
+@needs_locks
+def test_a_lock_that_somebody_left_holds_nobody_up(folder: Folder) -> None:
+    folder.path.mkdir(parents=True)
+    folder.lock.touch()
+    with folder.held():
+        folder.begin(OPTIONS)
+    assert list(contents(folder)) == ["options.json"]
+
+
+@needs_locks
+def test_a_lock_that_is_removed_while_it_is_taken_is_none(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder ends in between; who comes next makes another file, and would not see this lock."""
+    take = folder_module.fcntl.flock
+
+    for follower in (lambda: None, folder.lock.touch):
+
+        def flock(handle: int, how: int, follower: Callable[[], None] = follower) -> None:
+            take(handle, how)
+            folder.lock.unlink()
+            follower()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module.fcntl, "flock", flock)
+            with pytest.raises(LabError, match=BUSY), folder.held():
+                raise AssertionError("held without a lock")
+
+
+@pytest.mark.parametrize("lacking", ["module", "file system"])
+def test_without_locks_it_is_not_held(folder: Folder, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    module = SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4) if lacking == "file system" else None
+    monkeypatch.setattr(folder_module, "fcntl", module)
+    with folder.held(), Folder(folder.path).held():
+        folder.begin(OPTIONS)
+    assert list(contents(folder)) == ["options.json"]
+
+
+def test_a_folder_in_which_nothing_was_written_is_gone(folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), folder.held():
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_locks
+def test_a_file_in_the_way_of_the_lock_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("precious")
+    with pytest.raises(LabError, match=r"^cannot write .*run.\.lock: .*; choose another --out$"):
+        Folder(tmp_path / "run").held().__enter__()
+    assert (tmp_path / "run").read_text() == "precious"
+
+
+def test_what_was_left_half_written_is_removed_but_not_what_others_write(folder: Folder) -> None:
+    folder.begin(OPTIONS)
+    own = [".options.json.ab_c1.part", ".stats.jsonl.x.part", ".samples.png.x.part", ".checkpoint.pt.0123abcd.tmp"]
+    for name in (*own, ".samples-w2-seed0.png.x.part", "notes.part"):
+        (folder.path / name).touch()
+    folder.tidy()
+    assert set(contents(folder)) == {"options.json", ".samples-w2-seed0.png.x.part", "notes.part"}
+
+
+@pytest.mark.parametrize("name", ["options", "samples"])
+def test_what_a_kill_leaves_is_known_to_be_so(folder: Folder, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # had it been killed before that
+        patch.setattr(os, "replace", lambda *_: None)
+        write_bytes(getattr(folder, name), b"half")
+    assert len(contents(folder)) == 1
+    folder.tidy()
+    assert contents(folder) == {}
 
 
 # Reports --------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,14 @@ def test_the_matched_ema_averages_and_advances_like_belay(stem: str) -> None:
     assert matched.actual_lr < belay.actual_lr
 
 
+def test_each_says_what_it_is_and_no_two_the_same() -> None:
+    said = {(preset.about, preset.averaged) for preset in PRESETS.values()}
+    assert len(said) == len(PRESETS)
+    for name, preset in PRESETS.items():
+        kind = {"ema": "EMA: ", "matched": "the EMA matched to BELAY: "}.get(name.rpartition("-")[2], "BELAY")
+        assert preset.averaged.startswith(kind)
+
+
 def test_the_small_cifar10_forgets_over_the_same_share_of_its_run() -> None:
     for kind in ("belay", "ema", "matched"):
         large, small = (PRESETS[f"{stem}-{kind}"] for stem in ("cifar10", "cifar10-small"))

@@ -22,6 +22,7 @@ from problems import different, everything
 from tiny_score import EDM_PRESET, NCSN_PRESET
 from torchbelay.lab import records
 from torchbelay.lab.part import LabError, Record
+from torchbelay.lab.score import folder as folder_module
 from torchbelay.lab.score import images, train
 from torchbelay.lab.score.budget import Budget
 from torchbelay.lab.score.folder import Folder
@@ -89,16 +90,21 @@ class _State:
         self.state_dict = lambda: state
 
 
-def at(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[], object]) -> None:
-    """Let something happen right after a step."""
+def at_run(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[Run], object]) -> None:
+    """Let something happen to a run right after a step."""
     take = Run.advance
 
     def advance(run: Run) -> None:
         take(run)
         if run.step == step:
-            what()
+            what(run)
 
     monkeypatch.setattr(Run, "advance", advance)
+
+
+def at(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[], object]) -> None:
+    """Let something happen right after a step."""
+    at_run(monkeypatch, step, lambda _: what())
 
 
 # Learning -------------------------------------------------------------------------------------------------------------
@@ -367,30 +373,57 @@ def test_measuring_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # What goes wrong ------------------------------------------------------------------------------------------------------
 
 
+def fill(run: Run) -> None:
+    with torch.no_grad():
+        next(run.trainee.network.parameters()).fill_(math.nan)
+
+
 def spoil(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Let the loss be no number from the step after that one on."""
-    take = Run.advance
-
-    def advance(run: Run) -> None:
-        take(run)
-        if run.step == step:
-            with torch.no_grad():
-                next(run.trainee.network.parameters()).fill_(math.nan)
-
-    monkeypatch.setattr(Run, "advance", advance)
+    at_run(monkeypatch, step, fill)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_the_last_good_checkpoint_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil(monkeypatch, 6)
+    at_run(monkeypatch, 6, lambda run: run.trainee._total.fill_(math.nan))
     with pytest.raises(LabError) as error:
         Outcome(EDM_SMALL, tmp_path, every=4, checkpoint_s=0.0)
     assert str(error.value) == (
-        "the loss is no number after step 7, and the checkpoint of step 6 is kept; try a lower --lr with another "
+        "the loss is no number after step 6, and the checkpoint of step 5 is kept; try a lower --lr with another "
         "--out, or let this one go on with --keep-going"
     )
-    assert Folder(tmp_path).step() == 6
+    assert Folder(tmp_path).step() == 5
+
+
+def spoil_average(run: Run) -> None:
+    list(run.trainee.belay.state_dict()["averages"]["average"]["weights"].values())[-1].view(-1)[-1] = math.inf
+
+
+@pytest.mark.parametrize("bad", ["weights", "average"])
+@pytest.mark.parametrize("step", [6, 16])
+def test_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, step: int
+) -> None:
+    at_run(monkeypatch, step, fill if bad == "weights" else spoil_average)
+    with pytest.raises(LabError) as error:
+        Outcome(EDM_SMALL, tmp_path, every=4, checkpoint_s=0.0)
+    assert str(error.value).startswith(
+        f"weights are no numbers after step {step}, and the checkpoint of step {step - 1} is kept; try a lower --lr"
+    )
+    assert Folder(tmp_path).step() == step - 1
+    assert not Folder(tmp_path).samples.exists()
+
+
+def test_weights_that_are_no_numbers_are_saved_if_it_shall_keep_going(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_run(monkeypatch, 16, fill)
+    outcome = Outcome(EDM_SMALL, tmp_path, every=4, keep_going=True)
+    assert (outcome.status, outcome.folder.step()) == (0, 16)
+    state = outcome.folder.load()
+    assert state is not None
+    assert any(w.isnan().any() for w in state["trainee"]["network"].values())
 
 
 def test_a_report_says_that_the_loss_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,6 +501,7 @@ def test_ctrl_c_and_kill_in_a_real_process(tmp_path: Path, whole: dict[str, Outc
     process.kill()
     process.communicate()
     killed = folder.step()
+    assert folder_module.fcntl is None or folder.lock.exists()  # but nobody holds it any more
     (folder.path / ".checkpoint.pt.0123abcd.tmp").touch()  # had it been killed while writing
     assert stopped < killed < 16
 
@@ -481,6 +515,23 @@ def test_ctrl_c_and_kill_in_a_real_process(tmp_path: Path, whole: dict[str, Outc
     assert different(everything(checkpoint=_State(state)), whole["edm"].everything()) == []
     lines = [records.without_times(json.loads(line)) for line in folder.stats.read_text().splitlines()]
     assert lines == whole["edm"].untimed
+
+
+@pytest.mark.skipif(folder_module.fcntl is None, reason="this system has no such locks")
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path, loaded: list[str]) -> None:
+    folder = Folder(tmp_path / "run")
+    process = started(folder.path, "--every", "4", pause=60, marks=tmp_path)
+    until((tmp_path / "step1").exists, process)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    said = f"another process trains in {folder.path}; wait until it ends, or choose another --out"
+    with pytest.raises(LabError) as error:
+        Outcome(EDM_SMALL, folder.path, every=4)
+    assert (str(error.value), loaded) == (said, [])
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    process.kill()
+    process.communicate()
+    with folder.held():  # as soon as it is dead
+        pass
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")

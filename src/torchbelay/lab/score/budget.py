@@ -79,6 +79,7 @@ class Plan:
         cls, seconds: float, speed: Speed, preset: Preset, *, lr: float | None = None, every: int | None = None
     ) -> "Plan":
         """The run that takes so long at that speed; where reports are slow, there are fewer of them."""
+        asked = every
         if every is not None:
             steps = int(seconds / (speed.step_s + speed.report_s / max(1, every)))
         else:
@@ -86,10 +87,9 @@ class Plan:
             steps = max(1, int((seconds - reports * speed.report_s) / speed.step_s))
             every = math.ceil(steps / reports)
         if steps < (least := smallest(preset)):
-            takes = least * speed.step_s + speed.report_s
             raise LabError(
                 f"{seconds:g} s are {max(0, steps):,} steps here, too few for {preset.name}: scaled to them its "
-                f"average would jump past the weights (κ ≥ 1); give {math.ceil(takes)}s or more"
+                f"average would jump past the weights (κ ≥ 1); give {_enough(least, speed, asked)}s or more"
             )
         return cls.of(preset, images=steps * preset.batch, lr=lr, every=every)
 
@@ -121,6 +121,16 @@ class Plan:
             "ramp": preset.ramp,
             "every": self.every,
         }
+
+
+def _enough(steps: int, speed: Speed, every: int | None) -> int:
+    """Whole seconds from which on `Plan.within` finds at least so many steps, whatever the reports take of them."""
+    if every is not None:
+        takes = steps * (speed.step_s + speed.report_s / max(1, every))
+    else:  # one report, however long it takes; or more, which take up to their share
+        bare = steps * speed.step_s
+        takes = max(bare + speed.report_s, bare / (1 - REPORTING))
+    return math.ceil(takes * (1 + 1e-9))  # more than rounding can take away again
 
 
 def smallest(preset: Preset) -> int:

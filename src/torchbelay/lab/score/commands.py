@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from .folder import Folder, append
 from .objective import Objective
 from .presets import PRESETS, find
 from .ranks import Ranks, chosen
-from .train import Asked
+from .train import Asked, looked_up
 from .train import train as run
 from .versions import versions
 from .yardstick import number
@@ -55,34 +56,35 @@ def train(asked: Asked, *, dry_run: bool = False, console: Console | None = None
 
 
 def show_presets(console: Console | None = None) -> int:
-    """All presets, and what the paper has of each."""
-    table, last = Table("preset", "what it is", "images", "lr", "the paper's result"), ""
-    table.columns[0].no_wrap = True
-    for preset in PRESETS.values():
-        about = "" if preset.about == last else preset.about
-        table.add_row(preset.name, escape(about), _short(preset.images), f"{preset.lr:g}", preset.paper)
-        last = preset.about
-    (console or Console()).print(table)
+    """All presets, by what is trained, and what the paper has of each."""
+    console, widest = console or Console(), max(map(len, PRESETS))
+    for about, family in groupby(PRESETS.values(), lambda preset: preset.about):
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(min_width=2 + widest, no_wrap=True)
+        for preset in family:
+            paper = f" [paper: {preset.paper}]" if preset.paper else ""
+            table.add_row(f"  {preset.name}", escape(preset.averaged + paper))
+        length = f"{_short(preset.images)} images, lr {preset.lr:g}"
+        console.print(f"{about} ({length})", highlight=False, markup=False, style="bold")
+        console.print(table)
     return 0
 
 
 def _rows(asked: Asked) -> Iterator[tuple[str, str]]:
-    preset, budget, folder = asked.preset, asked.budget, Folder(asked.out)
-    device = chosen(asked.device)
-    before = folder.asked()
+    preset, folder, device = asked.preset, Folder(asked.out), chosen(asked.device)
+    options, before = asked.options(Ranks(device)), folder.asked()
     if before is not None:
-        folder.refuse_others(asked.options(Ranks(device)) | {"processes": before["processes"]})
-    timed = budget is not None and budget.seconds is not None
-    images = before["resolved"]["images"] if before and timed else None if budget is None else budget.images
-    plan = Plan.of(preset, images=images, lr=asked.lr, every=asked.every)
+        options["processes"] = before["processes"]  # how many there will be is not known here
+    known, done = looked_up(asked, options, folder)
+    plan = known or Plan.of(preset, lr=asked.lr, every=asked.every)
     lane, method = plan.lane, plan.lane.arm.method
     with torch.device("meta"):
         network = preset.objective.network()
-    there = data.available(preset.dataset, asked.data)
-    yield "about", preset.about
+    there = data._find(preset.dataset, asked.data)  # refuses what `load` would refuse
+    yield "about", f"{preset.about}; {preset.averaged}"
     yield "data", f"{data.SETS[preset.dataset].title}, {'at hand' if there else 'to be downloaded'}"
     yield "network", f"{preset.objective.MODEL}, {sum(p.numel() for p in network.parameters()):,} parameters"
-    if timed and before is None:
+    if known is None:
         yield "steps", f"as many as take {asked.budget and asked.budget.text} here: measured first; masses follow"
     else:
         yield (
@@ -97,8 +99,10 @@ def _rows(asked: Asked) -> Iterator[tuple[str, str]]:
     yield "loss", preset.objective.reduction
     yield "device", f"{device}{', compiled' if asked.compile else ''}"
     yield "seed", str(asked.seed)
-    yield "the paper", preset.paper
-    yield "results", f"{folder.path}: {_state(folder, plan)}"
+    if preset.paper:
+        yield "the paper", preset.paper
+    state = "to begin" if before is None else "finished" if done == plan.steps else f"to go on after step {done:,}"
+    yield "results", f"{folder.path}: {state}"
 
 
 def _in_a_line(spring: Spring, plan: Plan) -> str:
@@ -107,13 +111,6 @@ def _in_a_line(spring: Spring, plan: Plan) -> str:
         f"decay {spring.decay:.6g} a step, half-life {spring.half_life:.4g} steps, {spring.half_life / plan.steps:.2%} "
         f"of the run; θ = {spring.theta:.4g}"
     )
-
-
-def _state(folder: Folder, plan: Plan) -> str:
-    if folder.asked() is None:
-        return "to begin"
-    step = folder.step()
-    return "finished" if step == plan.steps else f"to go on after step {step:,}"
 
 
 def _short(images: int) -> str:

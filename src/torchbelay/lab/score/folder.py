@@ -1,7 +1,9 @@
 """The folder of a run: its options, a line for each report, the checkpoint, the pictures."""
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,12 @@ import torch
 from torchbelay._files import replacing
 from torchbelay.lab.part import LabError, Record
 from torchbelay.lab.records import write_text
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
 
 FORMAT = 1
 ASKED = ("preset", "budget", "lr", "seed", "every", "compile", "device", "processes")  # a run keeps what it began with
@@ -25,6 +33,49 @@ class Folder:
         self.checkpoint = path / "checkpoint.pt"
         self.samples = path / "samples.png"
         self.fids = path / "fid.jsonl"
+        self.lock = path / ".lock"
+
+    # One process at a time --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from training here; the lock of one that is killed ends with it.
+
+        Folders that were made for the lock are gone in the end, unless something was written there.
+        """
+        if fcntl is None:
+            yield
+            return
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        handle = self._locked()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                self.lock.unlink()
+            os.close(handle)
+            for path in made:
+                with suppress(OSError):
+                    path.rmdir()
+
+    def _locked(self) -> int:
+        """The lock, as an open file."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise LabError(f"cannot write {self.lock}: {error.strerror or error}; choose another --out") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = os.path.samestat(os.fstat(handle), self.lock.stat())  # not one that its holder has just removed
+        except (BlockingIOError, FileNotFoundError):
+            alone = False
+        except OSError:  # a file system without locks, where nothing can be known
+            alone = True
+        if not alone:
+            os.close(handle)
+            raise LabError(f"another process trains in {self.path}; wait until it ends, or choose another --out")
+        return handle
 
     # Options ----------------------------------------------------------------------------------------------------------
 
@@ -32,7 +83,7 @@ class Folder:
         """The options that the run was begun with; None if there is none here."""
         if not self.options.exists():
             if self.checkpoint.exists():
-                raise LabError(f"{self.path} has a checkpoint but no options.json; choose another --out")
+                raise LabError(f"{self.path} is no run: it has a checkpoint but no options.json; choose another folder")
             return None
         try:
             found = json.loads(self.options.read_text(encoding="utf-8"))
@@ -63,7 +114,10 @@ class Folder:
         for name in sorted({*was, *now}):
             if was.get(name) != now.get(name):
                 changed = f"{name} was {was.get(name)}, and is {now.get(name)} now"
-                raise LabError(f"the preset of {self.path} has changed: {changed}; choose another --out")
+                raise LabError(
+                    f"the preset of {self.path} has changed: {changed}; train in another folder, or go back to the "
+                    "version that began it"
+                )
 
     def begin(self, options: Record) -> None:
         """Write down what is going to be run; also finds out now that nothing can be written."""
@@ -72,8 +126,9 @@ class Folder:
 
     def tidy(self) -> None:
         """Remove what a process that was killed while it wrote has left: it may be as large as a checkpoint."""
-        for path in self.path.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
+        for file in (self.options, self.stats, self.checkpoint, self.samples):  # others may be being written now
+            for path in self.path.glob(f".{file.name}.*"):
+                path.unlink(missing_ok=True)
 
     # Reports ----------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from .objective import Objective
 from .studies import CIFAR10_BELAY, CIFAR10_EDM, MNIST_BELAY, MNIST_EDM, PAPER_RATE, belay, matched, stretched
 
 NCSN_EMA = Spring.ema(decay=0.999)  # NCSNv2's own; the paper prints none
+MATCHED = "the EMA matched to BELAY: its averaging rate, at its effective learning rate"
 EDM_HALF_LIFE = 500_000  # images, of EDM's own EMA
-UNPRINTED = "not in the paper: a control"
 
 
 def average(spring: Spring) -> Arm:
@@ -37,8 +37,9 @@ class Preset:
     lr: float
     batch: int
     images: int  # that the run sees
-    paper: str  # what it is to be compared with
+    paper: str = ""  # its results, if it has any
     ramp: float = 0.0  # the share of the run over which the learning rate grows to its value
+    averaged: str = "BELAY"  # how, in words
 
     @property
     def steps(self) -> int:
@@ -53,17 +54,17 @@ class Preset:
 # The presets ----------------------------------------------------------------------------------------------------------
 
 
-def _three(belay_s: Preset, ema: Spring, papers_ema: str) -> Iterator[Preset]:
+def _three(belay_s: Preset, ema: Spring, emas: str, paper: str = "") -> Iterator[Preset]:
     """BELAY, the EMA that it is compared with, and the one that it should be compared with."""
     stem = belay_s.name.removesuffix("-belay")
     yield belay_s
-    yield replace(belay_s, name=f"{stem}-ema", spring=ema, arm=average, paper=papers_ema)
-    yield replace(belay_s, name=f"{stem}-matched", arm=matched, paper=UNPRINTED)
+    yield replace(belay_s, name=f"{stem}-ema", averaged=f"EMA: {emas}", spring=ema, arm=average, paper=paper)
+    yield replace(belay_s, name=f"{stem}-matched", averaged=MATCHED, arm=matched, paper="")
 
 
 _TABLE1 = Preset(
     "table1-belay",
-    "Table 1: NCSNv2 on MNIST. Size, length, batch and EMA's decay are not printed: those of NCSN and NCSNv2",
+    "Table 1: NCSNv2 on MNIST; size, length and batch are not printed: those of NCSN and NCSNv2",
     "mnist",
     NCSN(features=64),
     MNIST_BELAY,
@@ -71,12 +72,12 @@ _TABLE1 = Preset(
     lr=PAPER_RATE,
     batch=128,
     images=200_000 * 128,
-    paper="loss .042 on training and .040 on test images, FID 15.2",
+    paper="loss .042 train / .040 test, FID 15.2",
 )
 
 _CIFAR10 = Preset(
     "cifar10-belay",
-    "the appendix: EDM on CIFAR-10, days on eight GPUs. The EMA's half-life is constant; EDM's own grows to it",
+    "The appendix: EDM on CIFAR-10, days on eight GPUs",
     "cifar10",
     CIFAR10,
     CIFAR10_BELAY,
@@ -85,7 +86,7 @@ _CIFAR10 = Preset(
     batch=512,
     images=200_000_000,
     ramp=0.05,
-    paper="loss .176 on training and .170 on test images, FID 1.99",
+    paper="loss .176 train / .170 test, FID 1.99",
 )
 _CIFAR10_EMA = Spring.ema(half_life=EDM_HALF_LIFE / _CIFAR10.batch)
 
@@ -94,17 +95,17 @@ _SMALL_SHARE = _SMALL_STEPS / _CIFAR10.steps
 _CIFAR10_SMALL = replace(
     _CIFAR10,
     name="cifar10-small-belay",
-    about="a small EDM on CIFAR-10, minutes on one GPU; masses and half-life as the appendix's, scaled to its steps",
+    about="A small EDM on CIFAR-10, minutes on one GPU: 1% of the images, masses scaled to the steps",
     objective=CIFAR10_EDM,
     spring=stretched(CIFAR10_BELAY, _SMALL_SHARE),
     batch=128,
     images=_SMALL_STEPS * 128,
-    paper="the paper's network is larger and trained 100 times as long",
+    paper="",
 )
 
 _MNIST_EDM = Preset(
     "mnist-edm-belay",
-    "a small EDM on MNIST, minutes on one GPU, with Table 1's masses",
+    "A small EDM on MNIST, minutes on one GPU, with Table 1's masses; not in the paper",
     "mnist",
     MNIST_EDM,
     MNIST_BELAY,
@@ -112,18 +113,20 @@ _MNIST_EDM = Preset(
     lr=1e-3,
     batch=128,
     images=10_000 * 128,
-    paper="the paper has no EDM on MNIST",
 )
 
 
 def _all() -> Iterator[Preset]:
-    yield from _three(_TABLE1, NCSN_EMA, "loss .056 on training and .061 on test images, FID 18.1")
+    yield from _three(
+        _TABLE1, NCSN_EMA, "NCSNv2's decay .999; none is printed", "loss .056 train / .061 test, FID 18.1"
+    )
     for mass in ("2e4", "2e5"):
-        about, spring = f"the appendix: as table1-belay, with m1 = {mass}", replace(MNIST_BELAY, m1=float(mass))
-        yield replace(_TABLE1, name=f"appendix-m1-{mass}", about=about, spring=spring, paper="samples, no numbers")
-    yield from _three(_CIFAR10, _CIFAR10_EMA, "loss .175 on training and .168 on test images, FID 1.98")
-    yield from _three(_CIFAR10_SMALL, stretched(_CIFAR10_EMA, _SMALL_SHARE), _CIFAR10_SMALL.paper)
-    yield from _three(_MNIST_EDM, NCSN_EMA, _MNIST_EDM.paper)
+        how, spring = f"BELAY with the appendix's m1 = {mass}", replace(MNIST_BELAY, m1=float(mass))
+        yield replace(_TABLE1, name=f"appendix-m1-{mass}", averaged=how, spring=spring, paper="samples only")
+    half_life = f"EDM's half-life of {EDM_HALF_LIFE // 1000}k images"
+    yield from _three(_CIFAR10, _CIFAR10_EMA, f"{half_life}, constant", "loss .175 train / .168 test, FID 1.98")
+    yield from _three(_CIFAR10_SMALL, stretched(_CIFAR10_EMA, _SMALL_SHARE), f"{half_life}, scaled to the steps")
+    yield from _three(_MNIST_EDM, NCSN_EMA, "decay .999")
 
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _all()}

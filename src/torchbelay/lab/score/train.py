@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from torchbelay.lab.part import LabError, Record
 from torchbelay.lab.records import write_bytes
+from torchbelay.ops import foreach
 
 from . import images as data
 from .batches import Batches
@@ -50,7 +52,7 @@ class Asked:
     every: int | None = None
     compile: bool = False
     device: str | None = None
-    keep_going: bool = False  # even if the loss is no number
+    keep_going: bool = False  # even if loss or weights are no numbers
     checkpoint_s: float = 300.0
 
     def options(self, ranks: Ranks) -> Record:
@@ -77,10 +79,11 @@ def train(asked: Asked, console: Console) -> int:
     folder, preset = Folder(asked.out), asked.preset
     if preset.batch % (count := started()):  # before they talk to each other: all see it alike
         raise LabError(f"a batch of {preset.batch} cannot be shared by {count} processes; start another number")
-    with joined(asked.device) as ranks, deterministic():
+    with joined(asked.device) as ranks, deterministic(), ExitStack() as held:
         console = console if ranks.first else Console(quiet=True)
+        ranks.firsts(lambda: held.enter_context(folder.held()))
         options = asked.options(ranks)
-        plan, done = ranks.firsts(lambda: _looked_up(asked, options, folder))
+        plan, done = ranks.firsts(lambda: looked_up(asked, options, folder))
         if plan is not None and done == plan.steps and folder.samples.exists():
             console.print(f"{folder.path} is finished: {done:,} steps", highlight=False, markup=False, soft_wrap=True)
             return 0
@@ -103,7 +106,7 @@ def train(asked: Asked, console: Console) -> int:
         return status
 
 
-def _looked_up(asked: Asked, options: Record, folder: Folder) -> tuple[Plan | None, int]:
+def looked_up(asked: Asked, options: Record, folder: Folder) -> tuple[Plan | None, int]:
     """The plan, None if the machine's speed must be measured for it first, and how far the run has come."""
     before, budget = folder.asked(), asked.budget
     folder.refuse_others(options)
@@ -194,6 +197,13 @@ class Run:
         self.step, self.reported, self.wall_s = state["step"], state["reported"], state["wall_s"]
 
 
+def _is_finite(trainee: Mapping[str, Any]) -> bool:
+    """Whether the weights of a trainee's state and their average are numbers."""
+    averages = (average["weights"] for average in trainee["belay"]["averages"].values())
+    weights = [w for some in (trainee["network"], *averages) for w in some.values()]
+    return bool(foreach.finite([w for w in weights if w.is_floating_point()]))
+
+
 def _measured(asked: Asked, images: Tensor, yardstick: Yardstick, ranks: Ranks) -> Plan:
     """The plan that fits the time, from the speed of a throwaway copy."""
     assert asked.budget is not None
@@ -277,18 +287,18 @@ def _loop(run: Run, asked: Asked, folder: Folder, yardstick: Yardstick, console:
             folder.report(line)
             bars.console.print(_told(line, plan), highlight=False, markup=False, soft_wrap=True)
         if found["loss"] is None:
-            refuse_nan()
+            refuse_nan("the loss is no number")
             if not warned:
                 bars.console.print("the loss is no number any more; going on, as --keep-going says", highlight=False)
             warned = True
         since, since_step = clock(), run.step
 
-    def refuse_nan() -> None:
+    def refuse_nan(what: str) -> None:
         if not asked.keep_going:
             left = f"the checkpoint of step {kept:,} is kept" if kept else "there is no checkpoint yet"
             raise LabError(
-                f"the loss is no number after step {run.step:,}, and {left}; try a lower --lr with another --out, or "
-                "let this one go on with --keep-going"
+                f"{what} after step {run.step:,}, and {left}; try a lower --lr with another --out, or let this one "
+                "go on with --keep-going"
             )
 
     def save() -> None:
@@ -296,7 +306,9 @@ def _loop(run: Run, asked: Asked, folder: Folder, yardstick: Yardstick, console:
         run.wall_s = before + clock() - begin
         state = run.state_dict()
         if not all(math.isfinite(float(own["total"])) for own in state["ranks"]):
-            refuse_nan()
+            refuse_nan("the loss is no number")
+        if ranks.any(not _is_finite(state["trainee"]))[0]:  # of a last step, whose own loss was still a number
+            refuse_nan("weights are no numbers")
         if ranks.first:
             folder.save(state)
         saved, kept = clock(), run.step
