@@ -214,9 +214,7 @@ def test_a_budget_too_small_for_the_spring_is_refused() -> None:
 
 @pytest.mark.usefixtures("possible")
 @pytest.mark.parametrize("name", PARTS)
-@pytest.mark.parametrize(
-    "settings", [Settings(), Settings(quick=True), Settings(budget="200kimg"), Settings(budget="9m")]
-)
+@pytest.mark.parametrize("options", [{}, {"quick": True}, {"budget": "200kimg"}, {"budget": "9m"}])
 def test_every_study_can_be_planned(name: str, options: dict[str, object]) -> None:
     units, line = study.plan(name, Settings(**options))  # type: ignore[arg-type]
     assert units == study.UNITS
