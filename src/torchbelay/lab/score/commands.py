@@ -80,7 +80,7 @@ def _rows(asked: Asked) -> Iterator[tuple[str, str]]:
     lane, method = plan.lane, plan.lane.arm.method
     with torch.device("meta"):
         network = preset.objective.network()
-    there = data._find(preset.dataset, asked.data)  # refuses what `load` would refuse
+    there = data.find(preset.dataset, asked.data)  # refuses what `load` would refuse
     yield "about", f"{preset.about}; {preset.averaged}"
     yield "data", f"{data.SETS[preset.dataset].title}, {'at hand' if there else 'to be downloaded'}"
     yield "network", f"{preset.objective.MODEL}, {sum(p.numel() for p in network.parameters()):,} parameters"

@@ -113,7 +113,7 @@ SETS: dict[str, Published] = {
 def load(name: Name, path: Path | None) -> Images:
     """A data set from `path`, or from the folder that TORCHBELAY_DATA names, from the cache, or from the internet."""
     published = _published(name)
-    reader, paths = _find(name, path) or _fetch(name)
+    reader, paths = find(name, path) or _fetch(name)
     train, test = (torch.from_numpy(np.array(part, order="C")) for part in reader(published, paths))
     if (found := digest(train, test)) != published.sha256:  # a subset or another set would spoil every number silently
         where = paths[0] if len(paths) == 1 else paths[0].parent
@@ -125,7 +125,7 @@ def available(name: Name, path: Path | None) -> bool:
     """Whether all files are there, so that `load` needs no download; damage only shows when they are read."""
     _published(name)
     try:
-        found = _find(name, path)
+        found = find(name, path)
     except LabError:
         return False
     return found is not None and (found[0] is not _read_mosaics or importlib.util.find_spec("PIL") is not None)
@@ -168,7 +168,7 @@ Reader = Callable[[Published, Sequence[Path]], tuple[Pixels, Pixels]]
 Found = tuple[Reader, list[Path]]
 
 
-def _find(name: Name, path: Path | None) -> Found | None:
+def find(name: Name, path: Path | None) -> Found | None:
     """The files that are there and how to read them; None if they are to be downloaded."""
     if path is not None:
         return _at(name, path)
