@@ -85,7 +85,7 @@ def beats_ema(records: Records) -> Finding:
         for where in (AT_PAPER, AT_BEST)
     ]
     if not fid:
-        clauses.append("FID has not been run")
+        clauses.append(f"FID{'' if any(lower) else ', by which it might yet hold in part,'} has not been run")
     return Finding(of_parts(lower), sentence("; ".join(clauses)), said)
 
 
