@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from torchbelay.lab import records as on_disk
-from torchbelay.lab.part import Record, Settings
+from torchbelay.lab import style
+from torchbelay.lab.part import Part, Plate, Record, Settings
 from torchbelay.physics.spring import Spring
 
 Factor = float | None | Mapping[float, float | None]  # of the loss, at each rate if it differs; None: lost
@@ -282,6 +284,21 @@ def write(folder: Path) -> None:
 
 
 assert abs(Spring(k=1.0, m1=2000.0, m2=500.0).effective_lr_scale - _SCALE["BELAY"]) < 0.001
+
+
+def drawn(part: Part, records: Sequence[Record]) -> dict[str, Plate]:
+    """The plates of a part, by name, laid out as the report lays them out; what every one of them must keep to."""
+    found = {plate.name: plate for plate in part.draw(json.loads(json.dumps(records)))}
+    for plate in found.values():
+        if isinstance(plate.figure, Figure):
+            style.as_bytes(plate.figure, "svg")  # some figures find out only now that they cannot be laid out
+        else:
+            assert {len(row) for row in plate.figure.rows} == {len(plate.figure.columns)}
+        assert "\n" not in plate.caption
+        assert "  " not in plate.caption
+        assert plate.caption.endswith((".", ":"))
+    return found
+
 
 if __name__ == "__main__":
     write(Path(sys.argv[1]))

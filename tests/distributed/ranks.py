@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -58,6 +59,18 @@ def run(rank: int, world: int, folder: Path) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
+def finish(processes: "Sequence[multiprocessing.context.ForkProcess]", limit: float) -> None:
+    """Start them all and wait; those that take longer than `limit` seconds are killed."""
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(limit)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
 def main(folder: Path) -> None:
     """Fork the ranks of each world, one world after the other."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -66,14 +79,7 @@ def main(folder: Path) -> None:
     fork = multiprocessing.get_context("fork")
     for world in WORLDS:
         ranks = [fork.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(LIMIT)
-        for process in ranks:
-            if process.is_alive():
-                process.kill()
-                process.join()
+        finish(ranks, LIMIT)
 
 
 if __name__ == "__main__":

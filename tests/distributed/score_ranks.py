@@ -12,6 +12,8 @@ import socket
 import sys
 from pathlib import Path
 
+from ranks import finish
+
 LIMIT = 100.0  # seconds; a run takes one or two
 
 
@@ -44,14 +46,7 @@ def train(world: int, name: str, folder: Path, *arguments: str, stop: int = 0) -
     fork = multiprocessing.get_context("fork")
     logs = [folder / f"{name}{'-stop' if stop else ''}.{rank}.log" for rank in range(world)]
     ranks = [fork.Process(target=run, args=(rank, world, environment, argv, logs[rank])) for rank in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(LIMIT)
-    for process in ranks:
-        if process.is_alive():
-            process.kill()
-            process.join()
+    finish(ranks, LIMIT)
     return [process.exitcode for process in ranks]
 
 

@@ -1,26 +1,20 @@
 """The part `cifar10`: what is drawn from its records, and from what is left when some of them are missing."""
 
-import json
 from collections.abc import Callable
+from typing import cast
 
 import pytest
-from matplotlib.figure import Figure
 
 import score_records
 from score_records import without
 from torchbelay.lab import cifar10, style
-from torchbelay.lab.part import Plate, Record, Table
+from torchbelay.lab.part import Part, Plate, Record, Table
 
 ALL = ["cifar10-curves", "cifar10-pairs", "cifar10-table", "cifar10-samples", "cifar10-speed"]
 
 
 def drawn(records: list[Record]) -> dict[str, Plate]:
-    found = {plate.name: plate for plate in cifar10.draw(json.loads(json.dumps(records)))}
-    for plate in found.values():
-        if isinstance(plate.figure, Figure):
-            style.as_bytes(plate.figure, "svg")
-        assert "  " not in plate.caption
-    return found
+    return score_records.drawn(cast("Part", cifar10), records)
 
 
 @pytest.fixture(scope="module")

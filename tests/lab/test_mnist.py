@@ -1,34 +1,24 @@
 """The part `mnist`: what is drawn from its records, and from what is left when some of them are missing."""
 
-import json
 import math
 from collections.abc import Callable
-from types import ModuleType
+from typing import cast
 
 import matplotlib.colors
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import score_records
 from score_records import RATES, without
-from torchbelay.lab import mnist, style
-from torchbelay.lab.part import Plate, Record, Settings, Table
+from torchbelay.lab import cifar10, mnist, sign, style
+from torchbelay.lab.part import Part, Plate, Record, Settings, Table
+from torchbelay.lab.score import study
 
 ALL = ["mnist-rates", "mnist-pairs", "mnist-table1", "mnist-samples", "mnist-m1", "mnist-speed"]
 
 
 def drawn(records: list[Record]) -> dict[str, Plate]:
-    found = {plate.name: plate for plate in mnist.draw(json.loads(json.dumps(records)))}
-    for plate in found.values():
-        if isinstance(plate.figure, Figure):
-            style.as_bytes(plate.figure, "svg")  # some figures find out only now that they cannot be laid out
-        else:
-            assert {len(row) for row in plate.figure.rows} == {len(plate.figure.columns)}
-        assert "\n" not in plate.caption
-        assert "  " not in plate.caption
-        assert plate.caption.endswith((".", ":"))
-    return found
+    return score_records.drawn(cast("Part", mnist), records)
 
 
 @pytest.fixture(scope="module")
@@ -248,16 +238,18 @@ def test_runs_that_are_all_lost_are_drawn_too() -> None:
 
 
 def test_what_is_run_and_planned_is_the_studys(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    from torchbelay.lab import cifar10, score, sign
-
     asked: list[tuple[str, str, Settings]] = []
-    study = ModuleType("torchbelay.lab.score.study")
-    study.run = lambda name, settings, tick: asked.append(("run", name, settings)) or [{"kind": "origin"}]
-    study.plan = lambda name, settings: asked.append(("plan", name, settings)) or (3, name)
-    monkeypatch.setitem(sys.modules, "torchbelay.lab.score.study", study)
-    monkeypatch.setattr(score, "study", study, raising=False)
+
+    def run(name: str, settings: Settings, tick: object) -> list[Record]:
+        asked.append(("run", name, settings))
+        return [{"kind": "origin"}]
+
+    def plan(name: str, settings: Settings) -> tuple[int, str]:
+        asked.append(("plan", name, settings))
+        return 3, name
+
+    monkeypatch.setattr(study, "run", run)
+    monkeypatch.setattr(study, "plan", plan)
     for part in (mnist, sign, cifar10):
         assert part.run(Settings(seed=4), lambda units: None) == [{"kind": "origin"}]
         assert part.plan(Settings(quick=True)) == (3, part.NAME)

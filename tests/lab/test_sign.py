@@ -1,15 +1,14 @@
 """The part `sign`: what is drawn, and what its captions read from the records."""
 
-import json
 from collections.abc import Callable
+from typing import cast
 
 import pytest
-from matplotlib.figure import Figure
 
 import score_records
 from score_records import SIGN_RATES, THETAS, without
-from torchbelay.lab import sign, style
-from torchbelay.lab.part import Plate, Record, Table
+from torchbelay.lab import sign
+from torchbelay.lab.part import Part, Plate, Record, Table
 from torchbelay.lab.score.found import Study
 from torchbelay.lab.score_figures import hue_of
 
@@ -17,12 +16,7 @@ ALL = ["sign-theta", "sign-table", "sign-speed"]
 
 
 def drawn(records: list[Record]) -> dict[str, Plate]:
-    found = {plate.name: plate for plate in sign.draw(json.loads(json.dumps(records)))}
-    for plate in found.values():
-        if isinstance(plate.figure, Figure):
-            style.as_bytes(plate.figure, "svg")
-        assert "  " not in plate.caption
-    return found
+    return score_records.drawn(cast("Part", sign), records)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 from . import style
 from .measures import MARGIN
 from .part import Plate, Record, Settings, Tick
+from .score import study as studied
 from .score.found import BELAY, EMA, FID_MARGIN, MATCHED, Comparison, Study, compare, fids, middle
 from .score_figures import (
     LEFT_OUT,
@@ -35,16 +36,12 @@ PAPER_WEIGHTS = 55.7e6  # of EDM's network for CIFAR-10
 
 def plan(settings: Settings) -> tuple[int, str]:
     """How much work there is, and what it is."""
-    from .score import study
-
-    return study.plan(NAME, settings)
+    return studied.plan(NAME, settings)
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
     """Train and measure, or, where that cannot be done, the records that come with the package."""
-    from .score import study
-
-    return study.run(NAME, settings, tick)
+    return studied.run(NAME, settings, tick)
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:

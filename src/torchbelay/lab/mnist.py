@@ -9,6 +9,7 @@ from typing import Any
 
 from . import style
 from .part import Plate, Record, Settings, Tick
+from .score import study as studied
 from .score.found import ARMS, BELAY, EMA, HEAVIER, MATCHED, PAPER_LR, PLAIN, Study, compare
 from .score_figures import (
     LEFT_OUT,
@@ -41,16 +42,12 @@ NOMINAL, EFFECTIVE = "nominal learning rate", "effective learning rate"
 
 def plan(settings: Settings) -> tuple[int, str]:
     """How much work there is, and what it is."""
-    from .score import study
-
-    return study.plan(NAME, settings)
+    return studied.plan(NAME, settings)
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
     """Train and measure, or, where that cannot be done, the records that come with the package."""
-    from .score import study
-
-    return study.run(NAME, settings, tick)
+    return studied.run(NAME, settings, tick)
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:

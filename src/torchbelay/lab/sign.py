@@ -12,6 +12,7 @@ from typing import Any
 from . import style
 from .measures import CONFIDENCE, MARGIN, WORKS
 from .part import MISSING, Plate, Record, Settings, Table, Tick
+from .score import study as studied
 from .score.found import CHANCE, Comparison, Study, middle, near_one
 from .score_figures import (
     LossAxis,
@@ -36,16 +37,12 @@ TITLE = "The sign of the spring, on a score model of MNIST"
 
 def plan(settings: Settings) -> tuple[int, str]:
     """How much work there is, and what it is."""
-    from .score import study
-
-    return study.plan(NAME, settings)
+    return studied.plan(NAME, settings)
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
     """Train and measure, or, where that cannot be done, the records that come with the package."""
-    from .score import study
-
-    return study.run(NAME, settings, tick)
+    return studied.run(NAME, settings, tick)
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:

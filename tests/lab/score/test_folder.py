@@ -61,8 +61,10 @@ def test_the_same_options_go_on(folder: Folder) -> None:
     folder.refuse_others(OPTIONS)  # nothing is there yet
     folder.refuse_changes(OPTIONS["resolved"])
     folder.begin(OPTIONS)
+    before = contents(folder)
     folder.refuse_others(OPTIONS)
     folder.refuse_changes(OPTIONS["resolved"])  # a tuple is a list in JSON, and the same
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(
