@@ -29,8 +29,8 @@ def images(count: int = 24) -> Images:
 def group(**changes: object) -> Group:
     """Three arms at two rates."""
     lanes = tuple(Lane(arm, lr) for lr in (1e-3, 3e-3) for arm in ARMS)
-    options: dict[str, object] = {"objective": MODEL, "steps": 6, "batch": 4, "points": 2, "samples": 6} | changes
-    return Group(study="rates", dataset="mnist", lanes=lanes, seed=0, **options)  # type: ignore[arg-type]
+    options: dict[str, object] = {"objective": MODEL, "lanes": lanes, "steps": 6, "batch": 4, "points": 2, "samples": 6}
+    return Group(study="rates", dataset="mnist", seed=0, **(options | changes))  # type: ignore[arg-type]
 
 
 class Brightness:

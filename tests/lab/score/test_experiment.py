@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from small_score import ARMS, MODEL, Brightness, group, images
+from torchbelay.lab.arms import Lane
 from torchbelay.lab.part import Record
 from torchbelay.lab.score import experiment as module
 from torchbelay.lab.score import fid, speed
@@ -95,6 +96,18 @@ def test_a_lost_run_is_a_record_too() -> None:
     assert all(line["final"] == {w: {"train": None, "test": None} for w in ("w1", "w2")} for line in found)
     assert all(not line["finite"] and line["curve"][0]["batch_loss"] is None for line in found)
     json.dumps(found, allow_nan=False)
+
+
+def test_a_lost_run_is_not_trained_on() -> None:
+    """A weight that is no number stays none; the others are none the worse for it."""
+    lanes = (Lane(ARMS[0], 1e30), *group().lanes)
+    lines = [line for line in run(lanes=lanes, steps=8, points=4) if line["kind"] == "run"]
+    assert [line["steps_taken"] for line in lines] == [2, *[8] * 6]
+    assert [point["batch_loss"] for point in lines[0]["curve"]][1:] == [None] * 3
+    assert not lines[0]["finite"]
+    assert [line["curve"] for line in lines[1:]] == [
+        line["curve"] for line in run(steps=8, points=4) if line["kind"] == "run"
+    ]
 
 
 def test_images_are_made_from_the_average_and_compared() -> None:

@@ -66,8 +66,9 @@ def _train(group: Group, together: Together, images: Images, how: How, tick: Tic
         if step * group.points // group.steps > last * group.points // group.steps:
             together.wait()
             for curve, trainee in zip(curves, together.trainees, strict=True):
-                mean = trainee.total_loss() / (step - last)
+                mean = trainee.total_loss() / (step - last) if trainee in together.running else math.nan
                 curve.append({"step": step, "batch_loss": number(mean), **yardstick.of(objective.loss, trainee)})
+            together.leave_the_lost()
             last = step
         tick(len(together.trainees))
     wall_s = (time.perf_counter() - begin) / len(together.trainees)
@@ -97,6 +98,7 @@ def _record(group: Group, trainee: Trainee, curve: list[Record], wall_s: float, 
         "optimizer_lr": number(lane.actual_lr),
         "effective_lr": number(lane.effective_lr),
         "steps": group.steps,
+        "steps_taken": trainee.taken,  # fewer, if the run was lost
         "batch": group.batch,
         "images": group.steps * group.batch,
         "reduction": group.objective.reduction,
@@ -156,12 +158,10 @@ def _pictures(group: Group, trainee: Trainee, studio: Studio, judge: Judge | Non
     """The images of an average, as a grid and as a distance."""
     about = identity(group, trainee.lane) | {"weights": "w2", "sample_seed": SAMPLE_SEED}
     begin = time.perf_counter()
-    average = trainee.belay.average_state_dict()
-    lost = not all(bool(torch.isfinite(each).all()) for each in average.values())  # nothing can be made with it
-    studio.network.load_state_dict(average)
-    made = studio.make(0 if lost else group.samples)
+    studio.network.load_state_dict(trainee.belay.average_state_dict())
+    made = studio.make(0 if trainee.lost else group.samples)  # nothing can be made with what is lost
     if judge is not None:
-        distance = math.nan if lost else frechet.fid(made, judge.reference, judge.inception)
+        distance = math.nan if trainee.lost else frechet.fid(made, judge.reference, judge.inception)
         yield {
             "kind": "fid",
             **about,
@@ -172,7 +172,7 @@ def _pictures(group: Group, trainee: Trainee, studio: Studio, judge: Judge | Non
             "network": judge.inception.identity,
             "wall_s": round(time.perf_counter() - begin, 2),
         }
-    if not lost:
+    if not trainee.lost:
         yield {"kind": "grid", **about, "rows": GRID, "columns": GRID, "png": grid(made)}
 
 

@@ -51,7 +51,7 @@ class Trainee:
         if lane.arm.method is None:
             raise LabError(f"the arm {lane.arm.name!r} has no average; w1 of an EMA's run is what it would be")
         self.belay = Belay(network, self.optimizer, lane.arm.method)
-        self._capture, self._taken = capture and on_gpu, 0
+        self._capture, self.taken = capture and on_gpu, 0  # steps
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._total = torch.zeros((), device=self.device)
@@ -67,12 +67,13 @@ class Trainee:
 
     def step(self, pixels: Tensor, draws: Draws) -> None:
         """Take a step, on a stream of its own; `wait()` before its results are used."""
+        self.taken += 1
         if self._stream is None:
             self._step(pixels, draws)
             return
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
-            if self._capture and self._taken == WARM:
+            if self._capture and self.taken == WARM + 1:
                 self._graph = torch.cuda.CUDAGraph()
                 self.optimizer.zero_grad(set_to_none=True)
                 with torch.cuda.graph(self._graph, stream=self._stream):
@@ -81,7 +82,6 @@ class Trainee:
                 self._step(pixels, draws)
             else:
                 self._graph.replay()
-        self._taken += 1
 
     def _step(self, pixels: Tensor, draws: Draws) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -95,6 +95,11 @@ class Trainee:
         """Let what follows on the current stream come after the steps taken."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the average is no number: then the weights are none either, and never will be again."""
+        return not all(bool(each.isfinite().all()) for each in self.belay.average_state_dict().values())
 
     def total_loss(self) -> float:
         """The sum of the steps' losses since this was last asked."""
@@ -125,18 +130,24 @@ class Together:
 
     def __init__(self, trainees: "list[Trainee]") -> None:
         self.trainees = trainees
+        self.running = trainees
         self._static: tuple[Tensor, Draws] | None = None
 
     def step(self, pixels: Tensor, draws: Draws) -> None:
-        """All take a step on a batch."""
-        for trainee in self.trainees:
+        """All that are running take a step on a batch."""
+        for trainee in self.running:
             trainee.wait()  # until then they may still be reading the last one
         if self._static is None:
             self._static = _copy_of(pixels, draws)  # later ones are copied into it: it must be nobody else's
         else:
             _copy(self._static, (pixels, draws))
-        for trainee in self.trainees:
+        for trainee in self.running:
             trainee.step(*self._static)
+
+    def leave_the_lost(self) -> None:
+        """Take no more steps with those that are lost: they would cost as much as any."""
+        self.wait()
+        self.running = [trainee for trainee in self.running if not trainee.lost]
 
     def wait(self) -> None:
         """Let what follows come after all steps taken."""
