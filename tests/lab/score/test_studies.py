@@ -40,9 +40,20 @@ def test_table_1_has_the_best_rate_and_the_papers() -> None:
     ]
     assert group.objective.features == 64  # type: ignore[attr-defined]
     made = [(group.lanes[i].arm.name, group.lanes[i].lr) for i in group.fids]
-    assert made == [("BELAY", 3e-4), ("EMA", 1e-3), ("matched EMA", 1e-3)] + [(arm, 5e-2) for arm in studies.THREE]
+    everywhere = [(arm, lr) for lr in (3e-4, 5e-2) for arm in studies.THREE]
+    assert made == [*everywhere[:3], ("EMA", 1e-3), ("matched EMA", 1e-3), *everywhere[3:]]
     assert group.samples == 10_000
+    assert len(groups) == 3
     assert not {each.seed for each in groups} & {each.seed for each in studies.rates()}  # those chose the rates
+
+
+def test_table_1_has_a_tuned_belay_at_its_own_rate() -> None:
+    rates = {"EMA": 1e-3, "matched EMA": 1e-3, "BELAY": 3e-4}
+    group = next(studies.table1(rates | {"BELAY m1 2e4": 3e-3}))
+    (tuned,) = (lane for lane in group.lanes if lane.arm.name not in rates)
+    assert tuned.arm.method == Spring(k=1.0, m1=20_000.0, m2=500.0)
+    assert tuned.lr == 3e-3
+    assert group.lanes.index(tuned) in group.fids
 
 
 def test_the_sign_has_every_theta_at_every_rate() -> None:
