@@ -5,7 +5,7 @@ import re
 import pytest
 
 import score_records
-from score_records import RATES, cifar10, mnist, without
+from score_records import RATES, cifar10, mnist, table1, with_table1, without
 from torchbelay.lab.claims.score import CLAIMS, about_equal, beats_ema
 from torchbelay.lab.claims.verdict import Answer
 from torchbelay.lab.part import Record
@@ -17,6 +17,10 @@ BETTER = 0.7
 
 def one_fid() -> list[Record]:
     return [r for r in cifar10() if r["kind"] != "fid" or r["seed"] == 0]
+
+
+def no_fid() -> list[Record]:
+    return without(cifar10(), kind="fid", arm="BELAY")
 
 
 (C9,) = [claim for claim in CLAIMS if claim.id == "C9"]
@@ -50,7 +54,7 @@ def test_each_outcome_on_mnist(records: list[Record], answer: Answer, lower: int
 
 
 def test_the_numbers_on_mnist_are_those_of_the_records() -> None:
-    found = beats_ema({"mnist": mnist(HIGH, GONE, noise=0.0, fid_ratio=None)})
+    found = beats_ema({"mnist": without(mnist(HIGH, GONE, noise=0.0), kind="fid")})
     numbers = dict(found.numbers)
     assert numbers["test loss at the paper's rate of 0.05: BELAY ÷ EMA"] == "0.7 (0.7 to 0.7); lower"
     assert numbers["test loss at each one's best rate: BELAY ÷ EMA"] == "1.000 (1.000 to 1.000); as good as equal"
@@ -73,6 +77,35 @@ def test_where_all_are_lost_nobody_beats_anybody_and_it_is_said() -> None:
         "rate BELAY's test loss is 1.1 times EMA's (1.1 to 1.1)"
     )
     assert "Where both are lost, BELAY does not beat the other" in C9.rule
+
+
+def in_the_long_runs(long: list[Record]) -> str:
+    """What is said of them where the short ones are lost at the paper's rate."""
+    return beats_ema({"mnist": with_table1(mnist(GONE, GONE, ema=GONE), long)}).summary.split("; in the long runs ")[1]
+
+
+def test_fids_of_lost_networks_are_lost_and_not_missing() -> None:
+    lost = "at the paper's rate of 0.05 BELAY and EMA are both lost in every seed; at each one's best rate"
+    rates = "BELAY at 0.0003, EMA at 0.001, so that rates are compared as much as averages."
+    assert in_the_long_runs(table1(0.8)) == f"{lost} BELAY's FID is 0.8 times EMA's (0.8 to 0.8); {rates}"
+    assert in_the_long_runs(table1(1.5, fid_seeds=2)) == f"{lost} BELAY's FID is 1.5 times EMA's (1.5 to 1.5); {rates}"
+    one = "BELAY's FID is 0.8 times EMA's (one seed, which decides nothing)"
+    assert in_the_long_runs(table1(fid_seeds=1)) == f"{lost} {one}; {rates}"
+    assert in_the_long_runs(table1(fid_seeds=0)) == f"{lost} FID against EMA has not been run."
+
+
+def test_fids_at_one_rate_are_not_said_to_compare_rates() -> None:
+    long = [r | {"lr": 3e-4} if r.get("lr") == 1e-3 and r["kind"] == "fid" else r for r in table1(0.8)]
+    assert in_the_long_runs(long).endswith("BELAY's FID is 0.8 times EMA's (0.8 to 0.8).")
+
+
+@pytest.mark.parametrize(("fid_seeds", "answer"), [(1, Answer.FAILS), (2, Answer.IN_PART), (3, Answer.IN_PART)])
+def test_a_lower_fid_at_the_best_rate_counts_from_two_seeds_on(fid_seeds: int, answer: Answer) -> None:
+    found = beats_ema({"mnist": with_table1(mnist(GONE, GONE, ema=GONE), table1(0.8, fid_seeds=fid_seeds))})
+    assert found.answer is answer
+    numbers = dict(found.numbers)
+    assert numbers["FID at the paper's rate of 0.05: BELAY ÷ EMA"] == "both lost in 3 of 3 seeds; lost"
+    assert numbers["FID at each one's best rate: BELAY ÷ EMA"].endswith("; lower") is (answer is Answer.IN_PART)
 
 
 def test_a_lost_run_is_one_above_half_of_what_predicting_nothing_gives() -> None:
@@ -115,9 +148,11 @@ def test_what_is_missing_on_mnist_is_not_judged(records: list[Record], answer: A
         (cifar10(fid_ratio=1.5), Answer.IN_PART, "Two of three comparisons are shown equal and one different: "),
         (cifar10(1.2, 1.0, fid_ratio=0.5), Answer.FAILS, "None of three comparisons are shown equal and three "),
         (cifar10(None, fid_ratio=None), Answer.FAILS, "BELAY lost in 3 of 3 seeds, p = 0.05 and BELAY lost"),
-        (cifar10(noise=0.06, fid_ratio=None), Answer.OPEN, "Undecided, none of three comparisons are shown equal: "),
-        (cifar10(fid_ratio=None), Answer.IN_PART, "shown equal: BELAY's test loss is"),
-        (cifar10(fid_ratio=None), Answer.IN_PART, "; FID against EMA has not been run"),
+        (without(cifar10(noise=0.06), kind="fid"), Answer.OPEN, "Undecided, none of three comparisons are shown"),
+        (cifar10(fid_ratio=None), Answer.IN_PART, "one different: BELAY's test loss is"),
+        (cifar10(fid_ratio=None), Answer.IN_PART, "; BELAY lost in 3 of 3 seeds, p = 0.05."),
+        (no_fid(), Answer.IN_PART, "shown equal: BELAY's test loss is"),
+        (no_fid(), Answer.IN_PART, "; FID against EMA has not been run"),
         (one_fid(), Answer.IN_PART, "times EMA's (one seed, which decides nothing)."),
         (cifar10(seeds=1), Answer.OPEN, "Too few seeds to judge by: 1 seed."),
         ([], Answer.OPEN, "Too few seeds to judge by: no seed."),
@@ -125,7 +160,8 @@ def test_what_is_missing_on_mnist_is_not_judged(records: list[Record], answer: A
     ],
     ids=[
         "equal", "within", "loss differs", "FID differs, and from EMA", "FID differs", "all differ", "lost",
-        "undecided", "no FID", "no FID, said", "one FID", "one seed", "nothing", "no control",
+        "undecided", "FID lost", "FID lost, said", "no FID", "no FID, said", "one FID", "one seed", "nothing",
+        "no control",
     ],
 )  # fmt: skip
 def test_each_outcome_on_cifar10(records: list[Record], answer: Answer, summary: str) -> None:

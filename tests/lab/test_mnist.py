@@ -9,7 +9,7 @@ import pytest
 from matplotlib.lines import Line2D
 
 import score_records
-from score_records import RATES, without
+from score_records import RATES, table1, with_table1, without
 from torchbelay.lab import cifar10, mnist, sign, style
 from torchbelay.lab.part import Part, Plate, Record, Settings, Table
 from torchbelay.lab.score import study
@@ -24,6 +24,12 @@ def drawn(records: list[Record]) -> dict[str, Plate]:
 @pytest.fixture(scope="module")
 def plates() -> dict[str, Plate]:
     return drawn(score_records.everything()["mnist"])
+
+
+@pytest.fixture(scope="module")
+def planned() -> dict[str, Plate]:
+    """With long runs as they are planned: each arm at its best rate, and lost at the paper's."""
+    return drawn(with_table1(score_records.mnist(), table1()))
 
 
 def line(plate: Plate, panel: int, label: str) -> Line2D:
@@ -158,6 +164,32 @@ def test_the_long_runs_are_shown_as_soon_as_there_are_any(plates: dict[str, Plat
     assert "FID has not been run." in no_fid.caption
 
 
+def test_the_table_of_the_long_runs_goes_by_arm_and_rate_and_ends_with_the_tuned_one(planned: dict[str, Plate]) -> None:
+    plate = planned["mnist-table1"]
+    assert isinstance(plate.figure, Table)
+    three = [f"{arm} at {lr:g}" for arm in ("EMA", "matched EMA", "BELAY") for lr in (3e-4, 1e-3, 5e-2)]
+    assert [row[0] for row in plate.figure.rows[2:]] == [*three, "BELAY m1 2e4 at 0.001"]
+    assert "BELAY m1 2e4 is BELAY tuned on the short ones, in rate and mass." in plate.caption
+    assert cells(plate, "BELAY m1 2e4 at 0.001")["w2 test ÷ EMA's there"].startswith("1.0")
+    untuned = drawn(with_table1(score_records.mnist(), without(table1(), arm="BELAY m1 2e4")))["mnist-table1"]
+    assert "tuned" not in untuned.caption
+
+
+def test_a_fid_that_is_lost_is_not_one_that_was_not_asked_for(planned: dict[str, Plate]) -> None:
+    at = [f"BELAY at {lr}" for lr in ("0.0003", "0.001", "0.05")]
+    assert [cells(planned["mnist-table1"], row)["w2 FID"] for row in at] == ["12.0 ± 0.8", "–", "lost"]
+
+
+def test_fids_are_compared_each_at_its_own_best_rate(planned: dict[str, Plate]) -> None:
+    said = "BELAY ÷ EMA 0.8 (0.8 to 0.8); BELAY ÷ matched EMA 0.8 (0.8 to 0.8); BELAY m1 2e4 ÷ EMA 1.2 (1.2 to 1.2)."
+    told = f"each at its own best rate, seed by seed (3 of 3): {said}"
+    assert told in planned["mnist-table1"].caption
+    few = drawn(with_table1(score_records.mnist(), without(table1(fid_seeds=1), arm="matched EMA")))["mnist-table1"]
+    assert "seed by seed (1 of 3): BELAY ÷ EMA 0.8 (one seed); BELAY m1 2e4 ÷ EMA 1.2 (one seed)." in few.caption
+    none = drawn(with_table1(score_records.mnist(), without(table1(), kind="fid")))["mnist-table1"]
+    assert "seed by seed" not in none.caption
+
+
 def test_the_masses_are_drawn_where_there_are_any(plates: dict[str, Plate]) -> None:
     labels = [text.get_text() for text in plates["mnist-m1"].figure.axes[0].get_legend().get_texts()]
     assert labels == ["EMA", "BELAY", "BELAY m1 2e4", "BELAY m1 2e5"]
@@ -184,6 +216,36 @@ def test_every_grid_is_drawn_as_it_is(plates: dict[str, Plate]) -> None:
     axes = plates["mnist-samples"].figure.axes
     assert [ax.get_title() for ax in axes[:3]] == ["EMA, 0.001", "matched EMA, 0.001", "BELAY, 0.001"]
     assert {ax.images[0].get_array().shape[:2] for ax in axes} == {(score_records.SIDE, score_records.SIDE)}
+
+
+def pictures(plate: Plate) -> list[tuple[int, str]]:
+    """In which row of the figure each picture is, and what stands above it."""
+    with_pixels = [ax for ax in plate.figure.axes if ax.images]
+    assert {ax.axison for ax in plate.figure.axes} == {False}  # no empty frames
+    return [(ax.get_subplotspec().rowspan.start, ax.get_title()) for ax in with_pixels]
+
+
+def test_pictures_of_arms_at_rates_of_their_own_stand_in_one_row(planned: dict[str, Plate]) -> None:
+    own = ["EMA, 0.001", "matched EMA, 0.001", "BELAY, 0.0003", "BELAY m1 2e4, 0.001"]
+    assert pictures(planned["mnist-samples"]) == [(0, title) for title in own]
+    assert "FID: EMA at 0.001 15, matched EMA at 0.001 15, BELAY at 0.0003 12 and" in planned["mnist-samples"].caption
+    fifth = [*table1(), score_records.grid("table1", "EMA", 3e-4)]
+    made = drawn(with_table1(score_records.mnist(), fifth))["mnist-samples"]
+    assert pictures(made) == [(0, "EMA, 0.0003"), *((0, title) for title in own[:3]), (1, own[3])]
+
+
+def test_it_is_said_what_is_lost_and_cannot_be_drawn(planned: dict[str, Plate], plates: dict[str, Plate]) -> None:
+    said = "Lost, so that there is nothing to draw: at 0.05 EMA, matched EMA and BELAY."
+    assert planned["mnist-samples"].caption.endswith(said)
+    assert "Lost" not in plates["mnist-samples"].caption
+    one_seed = [r | {"fid": 300.0} if (r["kind"], r["arm"], r["seed"]) == ("fid", "EMA", 4) else r for r in lost_fids()]
+    more = [*one_seed, score_records.fid("table1", "BELAY", 1e-2, None, seed=3)]
+    plate = drawn(with_table1(score_records.mnist(), [*without(table1(), kind="fid"), *more]))["mnist-samples"]
+    assert plate.caption.endswith("nothing to draw: at 0.01 BELAY; at 0.05 matched EMA and BELAY.")
+
+
+def lost_fids() -> list[Record]:
+    return [r for r in table1() if r["kind"] == "fid" and r["fid"] is None]
 
 
 def test_speeds_stand_beside_their_limit(plates: dict[str, Plate]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import score_records
 from torchbelay.lab.measures import fisher, ratio
 from torchbelay.lab.part import Record
-from torchbelay.lab.score.found import FAILED, Comparison, Study, compare, fids, is_lost, middle, worst
+from torchbelay.lab.score.found import FAILED, Comparison, Study, compare, fid_at_best, fids, is_lost, middle, worst
 
 
 def study(factors: score_records.Factors, base: dict[float, float], seeds: int = 3, **more: float) -> Study:
@@ -187,4 +187,19 @@ def test_fids_are_those_of_a_network_over_its_sets_of_samples() -> None:
         score_records.fid("table1", "EMA", 0.01, 7.0, seed=3),
         score_records.fid("rates", "EMA", 0.05, 8.0, seed=4),
     ]
-    assert fids(records, "table1", "EMA", 0.05) == {0: pytest.approx(6.0)}
+    assert fids(records, "table1", "EMA", 0.05) == {0: pytest.approx(6.0), 1: None}  # the second is lost
+
+
+def test_the_fids_of_an_arm_are_those_at_its_best_rate_that_has_any() -> None:
+    records = score_records.table1(0.5)
+    long = Study(records, "table1")
+    assert fid_at_best(records, long, "BELAY") == pytest.approx({3: 7.0, 4: 7.5, 5: 8.0})
+    assert fid_at_best(records, long, "no such arm") == {}
+
+
+def test_fids_where_all_seeds_are_lost_are_not_those_at_the_best_rate() -> None:
+    records = score_records.table1()
+    lost_alone = [r for r in records if r["kind"] != "fid" or r["fid"] is None]
+    assert fid_at_best(lost_alone, Study(records, "table1"), "EMA") == {}
+    everywhere = Study(score_records.runs("table1", {3e-4: 1.0, 5e-2: 1.0}, {"EMA": None}), "table1")
+    assert fid_at_best(lost_alone, everywhere, "EMA") == {3: None, 4: None, 5: None}

@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import stdev
 from typing import Any
 
@@ -16,6 +16,7 @@ from .score_figures import MODELS, colour, listed
 
 _DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 TARGET = 0.01  # of a step's time: averaging should take less
+ABREAST = 4  # pictures of samples in a row, where they do not make columns
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
@@ -156,35 +157,67 @@ def _share(share: float | None) -> str:
 
 
 def samples(records: Sequence[Record], part: str, title: str) -> Plate | None:
-    """Grids of samples, an arm a column, a learning rate a row."""
+    """Grids of samples, and which arms have none, as they are lost."""
     found = of(records, "grid", weights="w2") or of(records, "grid")
     if not found:
         return None
     first = {(r["arm"], r["lr"]): r for r in reversed(found)}
-    arms = sorted({arm for arm, _ in first}, key=_rank)
-    lrs = sorted({lr for _, lr in first})
-    size = 2.2 if len(arms) > 3 else 2.9
-    fig = style.figure(min(9.0, 0.2 + size * len(arms)), 0.05 + (size + 0.25) * len(lrs))
-    axes: Any = fig.subplots(len(lrs), len(arms), squeeze=False)
-    for row, lr in zip(axes, lrs, strict=True):
-        for ax, arm in zip(row, arms, strict=True):
-            ax.axis("off")
-            if (arm, lr) in first:
-                pixels = image.imread(io.BytesIO(base64.b64decode(first[arm, lr]["png"])), format="png")
-                ax.imshow(pixels, cmap="gray", interpolation="none")
-                ax.set_title(f"{arm}, {lr:g}", fontsize=9, loc="center", color=colour(arm))
+    order, columns = _places(first)
+    rows, size = math.ceil(len(order) / columns), 2.2 if columns > 3 else 2.9
+    fig = style.figure(min(9.0, 0.2 + size * columns), 0.05 + (size + 0.25) * rows)
+    axes: Any = fig.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat:
+        ax.axis("off")
+    for ax, (arm, lr) in zip(axes.flat, order, strict=False):  # the last row may have room left
+        pixels = image.imread(io.BytesIO(base64.b64decode(first[arm, lr]["png"])), format="png")
+        ax.imshow(pixels, cmap="gray", interpolation="none")
+        ax.set_title(f"{arm}, {lr:g}", fontsize=9, loc="center", color=colour(arm))
     seeds = {(r["seed"], r["sample_seed"]) for r in first.values()}
     same = "the same seed and the same noise everywhere" if len(seeds) == 1 else "seeds differ"
     said = [
         f"{arm} at {lr:g} {value:.3g}"
-        for arm, lr in sorted(first, key=lambda key: (key[1], _rank(key[0])))
+        for arm, lr in order
         if (value := mean(fids(records, first[arm, lr]["study"], arm, lr).values())) is not None
     ]
     caption = (
         f"Drawn with the average's weights at the end of training, none left out; {same}. Above each its arm and "
-        f"learning rate.{f' FID: {listed(said)}.' if said else ''}"
+        f"learning rate.{f' FID: {listed(said)}.' if said else ''}{_nothing_to_draw(records)}"
     )
     return Plate(f"{part}-samples", title, caption, fig)
+
+
+Key = tuple[str, float]  # an arm and its learning rate
+
+
+def _places(keys: Collection[Key]) -> tuple[list[Key], int]:
+    """In which order pictures stand, and how many in a row.
+
+    An arm a column and a learning rate a row, if every arm is at every rate; else arm after arm, without holes.
+
+    >>> _places([("BELAY", 0.1), ("EMA", 0.2), ("BELAY", 0.2), ("EMA", 0.1)])
+    ([('EMA', 0.1), ('BELAY', 0.1), ('EMA', 0.2), ('BELAY', 0.2)], 2)
+    >>> _places([("BELAY", 0.1), ("EMA", 0.2), ("BELAY", 0.2)])
+    ([('EMA', 0.2), ('BELAY', 0.1), ('BELAY', 0.2)], 3)
+    """
+    arms, lrs = {arm for arm, _ in keys}, {lr for _, lr in keys}
+    if len(keys) == len(arms) * len(lrs):
+        return sorted(keys, key=_by_rate), len(arms)
+    return sorted(keys, key=lambda key: (_rank(key[0]), key[1])), min(ABREAST, len(keys))
+
+
+def _nothing_to_draw(records: Sequence[Record]) -> str:
+    """Which arms are lost at which rates, as a sentence: a FID was asked for, and no seed has one."""
+    asked = of(records, "fid")
+    known = {(r["arm"], r["lr"]) for r in asked if r["fid"] is not None}
+    gone: dict[float, list[str]] = {}
+    for arm, lr in sorted({(r["arm"], r["lr"]) for r in asked} - known, key=_by_rate):
+        gone.setdefault(lr, []).append(arm)
+    said = [f"at {lr:g} {listed(arms)}" for lr, arms in gone.items()]
+    return f" Lost, so that there is nothing to draw: {'; '.join(said)}." if said else ""
+
+
+def _by_rate(key: Key) -> tuple[float, tuple[int, str]]:
+    return key[1], _rank(key[0])
 
 
 def _rank(arm: str) -> tuple[int, str]:

@@ -19,6 +19,8 @@ from torchbelay.lab.score.found import (
     Comparison,
     Study,
     compare,
+    confounded,
+    fid_at_best,
     fids,
 )
 from torchbelay.lab.score_figures import listed
@@ -27,7 +29,7 @@ from .verdict import Answer, Claim, Finding, Records, of_parts
 
 SHORT, LONG, CIFAR10 = "rates", "table1", "cifar10"  # the studies that the claims look at
 LOSS, FID = "test loss", "FID"
-AT_PAPER, AT_BEST = f"at the paper's rate of {PAPER_LR:g}", "at each one's best rate"
+_WAYS = AT_PAPER, AT_BEST = f"at the paper's rate of {PAPER_LR:g}", "at each one's best rate"
 _WORDS = {"lower": "lower", "equal": "as good as equal", "higher": "higher", "open": "not told apart", "lost": "lost"}
 
 
@@ -47,13 +49,6 @@ class Compared:
 
 
 # C9 -------------------------------------------------------------------------------------------------------------------
-
-
-def fid_at_best(records: Sequence[Record], study: Study, arm: str) -> dict[int, float]:
-    """The FIDs of an arm at its best rate, among those at which it has any."""
-    rates = {lr: found for lr in study.rates(arm) if (found := fids(records, study.name, arm, lr))}
-    best = min(rates, key=lambda lr: study.mean_loss(arm, lr), default=None)
-    return {} if best is None else rates[best]
 
 
 def on_mnist(records: Sequence[Record]) -> list[Compared]:
@@ -78,15 +73,17 @@ def beats_ema(records: Records) -> Finding:
     said = numbers(compared) + bar(Study(records["mnist"], SHORT))
     if not any(each.found.judged for each in compared):
         return Finding(Answer.OPEN, f"Too few seeds to judge by: {most_seeds(compared)}.", said)
-    fid = any(each.found.seeds for each in compared if each.what == FID)
-    clauses = [
-        f"{where} {told([each for each in compared if (each.what, each.where) == (what, where)])}"
-        for what in (LOSS, FID)[: 1 + fid]
-        for where in (AT_PAPER, AT_BEST)
-    ]
-    if not fid:
-        clauses.append(f"FID{'' if any(lower) else ', by which it might yet hold in part,'} has not been run")
-    return Finding(of_parts(lower), sentence("; ".join(clauses)), said)
+    fid = f"FID{'' if any(lower) else ', by which it might yet hold in part,'} has not been run"
+    if any(each.found.seeds for each in compared if each.what == FID):
+        why = confounded(records["mnist"], Study(records["mnist"], LONG), (BELAY, EMA))
+        fid = f"in the long runs {_in_both_ways(compared, FID)}{f'; {why}' if why else ''}"
+    return Finding(of_parts(lower), sentence(f"{_in_both_ways(compared, LOSS)}; {fid}"), said)
+
+
+def _in_both_ways(compared: Sequence[Compared], what: str) -> str:
+    """One thing at the paper's rate and at the best ones, as clauses."""
+    ways = {where: [each for each in compared if (each.what, each.where) == (what, where)] for where in _WAYS}
+    return "; ".join(f"{where} {told(there)}" for where, there in ways.items())
 
 
 def bar(study: Study) -> tuple[tuple[str, str], ...]:

@@ -324,10 +324,35 @@ class Study:
         return max(kept, default=None), min(gone, default=None)
 
 
-def fids(records: Iterable[Record], study: str, arm: str, lr: float, weights: str = "w2") -> dict[int, float]:
-    """The FID of every seed's network, over all sets of samples that were drawn with it; a missing one is left out."""
-    found: dict[int, list[float]] = {}
+def fids(records: Iterable[Record], study: str, arm: str, lr: float, weights: str = "w2") -> Losses:
+    """The FID of every seed's network, over all sets of samples that were drawn with it; None: lost, and none drawn."""
+    found: dict[int, list[float | None]] = {}
     for record in of(records, "fid", study=study, arm=arm, lr=lr, weights=weights):
-        if record["fid"] is not None:
-            found.setdefault(record["seed"], []).append(record["fid"])
-    return {seed: math.exp(math.fsum(map(math.log, values)) / len(values)) for seed, values in sorted(found.items())}
+        found.setdefault(record["seed"], []).append(record["fid"])
+    return {seed: mean(values) for seed, values in sorted(found.items())}
+
+
+def rate_of_fids(records: Sequence[Record], study: Study, arm: str) -> float | None:
+    """The best rate of an arm among those at which it has FIDs.
+
+    A rate at which it loses every seed is not its best one, unless it does so everywhere: FIDs known only there say
+    nothing of the best.
+    """
+    works = [lr for lr in study.rates(arm) if study.lost(arm, lr) < len(study.at(arm, lr))] or study.rates(arm)
+    drawn = [lr for lr in works if fids(records, study.name, arm, lr)]
+    return min(drawn, key=lambda lr: study.mean_loss(arm, lr), default=None)
+
+
+def fid_at_best(records: Sequence[Record], study: Study, arm: str) -> Losses:
+    """The FIDs of an arm at that rate."""
+    lr = rate_of_fids(records, study, arm)
+    return {} if lr is None else fids(records, study.name, arm, lr)
+
+
+def confounded(records: Sequence[Record], study: Study, arms: Sequence[str]) -> str:
+    """At which rates the FIDs of some arms are, if these differ, as a clause; empty if they are the same."""
+    rates = {arm: lr for arm in arms if (lr := rate_of_fids(records, study, arm)) is not None}
+    if len({*rates.values()}) < 2:
+        return ""
+    where = ", ".join(f"{arm} at {lr:g}" for arm, lr in rates.items())
+    return f"{where}, so that rates are compared as much as averages"
