@@ -37,21 +37,42 @@ def test_without_data_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert study.obstacle("cifar10", Settings()) == "There is no copy of cifar10 here; name one with --data."
 
 
+KEYS = ("study", "arm", "lr", "seed", "method", "steps", "batch")
+
+
 def runs(name: str) -> list[Record]:
     return [line for line in study.committed(name, "") if line["kind"] == "run"]
 
 
 def test_the_committed_records_are_of_the_studies_as_they_stand() -> None:
-    """Every lane of every group, and nothing else; but for Table 1, which has its own test."""
+    """Every lane of every group, and nothing else; but of Table 1 not all lanes have been run."""
     for name, planned in (("mnist", studies.rates()), ("sign", studies.sign()), ("cifar10", studies.cifar10())):
         expected = sorted(
             (each.study, lane.arm.name, lane.lr, each.seed, repr(lane.arm.method), each.steps, each.batch)
             for each in planned
             for lane in each.lanes
         )
-        keys = ("study", "arm", "lr", "seed", "method", "steps", "batch")
-        found = sorted(tuple(line[key] for key in keys) for line in runs(name) if line["study"] != "table1")
+        found = sorted(tuple(line[key] for key in KEYS) for line in runs(name) if line["study"] != "table1")
         assert found == expected
+
+
+def test_so_are_those_of_table_1_and_what_was_not_run_is_said() -> None:
+    lines = study.committed("mnist", "")
+    planned = list(studies.table1(study.best_rates(lines)))
+    lanes = {
+        (each.study, lane.arm.name, lane.lr, each.seed, repr(lane.arm.method), each.steps, each.batch)
+        for each in planned
+        for lane in each.lanes
+    }
+    found = {tuple(line[key] for key in KEYS) for line in runs("mnist") if line["study"] == "table1"}
+    assert found <= lanes
+    drawn = {(line["arm"], line["lr"]) for line in lines if line["kind"] == "fid"}
+    assert drawn <= {(planned[0].lanes[i].arm.name, planned[0].lanes[i].lr) for i in planned[0].fids}
+    (differs,) = (line["differs"] for line in lines if line["kind"] == "protocol" and line["study"] == "table1")
+    seeds = {key[3] for key in found}
+    missing = {key[1:3] for key in lanes if key[3] in seeds} - {key[1:3] for key in found}
+    assert missing == {("EMA", 3e-4), ("matched EMA", 3e-4)}
+    assert any("EMA and the matched EMA have not been trained at 0.0003" in line for line in differs)
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -137,6 +158,19 @@ def test_a_best_rate_is_an_arms_own() -> None:
         for arm, lr, x in runs
     ]
     assert study.best_rates(lines) == {"EMA": 1e-3, "matched EMA": studies.USUAL_RATE, "BELAY": 3e-3}
+
+
+def test_a_heavier_belay_is_among_them_only_if_it_is_better() -> None:
+    def lines(*heavier: tuple[str, float]) -> list[Record]:
+        runs = (("EMA", 0.1), ("matched EMA", 0.1), ("BELAY", 0.2), *heavier)
+        return [
+            {"kind": "run", "study": "rates", "seed": 0, "arm": a, "lr": 1e-3, "final": {"w2": {"train": x, "test": x}}}
+            for a, x in runs
+        ]
+
+    assert set(study.best_rates(lines(("BELAY m1 2e4", 0.3)))) == set(studies.THREE)
+    found = study.best_rates(lines(("BELAY m1 2e4", 0.15), ("BELAY m1 2e5", 0.12)))
+    assert set(found) == {*studies.THREE, "BELAY m1 2e5"}
 
 
 def test_what_is_finished_is_not_trained_again(here: list[Group], tmp_path: Path) -> None:
