@@ -319,17 +319,17 @@ def differs(records: Sequence[Record], study: str) -> tuple[str, ...]:
 
 
 def times(study: Study) -> tuple[str, ...]:
-    """How long each run took, as a note; those that had to share the GPU are set apart."""
+    """How long each run took, as a note; those that had to share the GPU are set apart, what was stopped left out."""
     groups: dict[tuple[bool, int], set[float]] = {}
     for run in study.runs:
-        if "wall_s" in run:
+        if "wall_s" in run and run.get("steps_taken", run["steps"]) == run["steps"]:
             groups.setdefault((bool(run.get("shared_gpu")), run["side_by_side"]), set()).add(float(run["wall_s"]))
     said = [
         f"{_span(seconds)} with {many} side by side"
         + (", while other work had a share of the GPU: not to be compared" if shared else "")
         for (shared, many), seconds in sorted(groups.items())
     ]
-    note = "the time of a group that trains side by side, divided by its number"
+    note = "its part, by steps, of the time of a group that trains side by side"
     return (f"Time a run took ({note}): {'; '.join(said)}.",) if said else ()
 
 

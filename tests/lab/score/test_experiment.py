@@ -103,6 +103,8 @@ def test_a_lost_run_is_not_trained_on() -> None:
     lanes = (Lane(ARMS[0], 1e30), *group().lanes)
     lines = [line for line in run(lanes=lanes, steps=8, points=4) if line["kind"] == "run"]
     assert [line["steps_taken"] for line in lines] == [2, *[8] * 6]
+    assert [line["images"] for line in lines] == [2 * 4, *[8 * 4] * 6]
+    assert lines[0]["wall_s"] == pytest.approx(lines[1]["wall_s"] / 4, abs=0.02)
     assert [point["batch_loss"] for point in lines[0]["curve"]][1:] == [None] * 3
     assert not lines[0]["finite"]
     assert [line["curve"] for line in lines[1:]] == [

@@ -71,6 +71,22 @@ def test_a_captured_step_is_an_eager_one_bit_for_bit(objective: Objective) -> No
     assert all(map(torch.equal, values(eager), values(captured)))
 
 
+def test_those_that_go_on_when_one_is_lost_do_not_notice() -> None:
+    """It has a captured graph and a stream of its own, which wait for nobody."""
+    given, lost = images(), Lane(ema(0.9), 1e30)
+    with deterministic():
+        alone, beside = (group(MODEL, lanes, 0, CUDA, "captured") for lanes in (LANES, [lost, *LANES]))
+        for together in (alone, beside):
+            source = Batches(given.train.to(CUDA), MODEL, 4, 1)
+            for step in range(1, STEPS + 1):
+                together.step(*source.next())
+                if step == LOOK:
+                    together.leave_the_lost()
+            together.wait()
+    assert [trainee.taken for trainee in beside.trainees] == [LOOK, *[STEPS] * len(LANES)]
+    assert all(map(torch.equal, values(alone), values(Together(beside.trainees[1:]))))
+
+
 def test_a_compiled_step_has_an_eager_ones_losses() -> None:
     """Batches differ in their losses by more than rounding does: a graph that saw an old one would be found out."""
     (_, one), (_, other) = (trained(MODEL, how) for how in ("eager", "compiled and captured"))  # type: ignore[arg-type]

@@ -71,9 +71,9 @@ def _train(group: Group, together: Together, images: Images, how: How, tick: Tic
             together.leave_the_lost()
             last = step
         tick(len(together.trainees))
-    wall_s = (time.perf_counter() - begin) / len(together.trainees)
+    each_s = (time.perf_counter() - begin) / sum(trainee.taken for trainee in together.trainees)
     for trainee, curve in zip(together.trainees, curves, strict=True):
-        yield _record(group, trainee, curve, wall_s, how)
+        yield _record(group, trainee, curve, each_s * trainee.taken, how)
 
 
 def identity(group: Group, lane: Lane) -> Record:
@@ -100,7 +100,7 @@ def _record(group: Group, trainee: Trainee, curve: list[Record], wall_s: float, 
         "steps": group.steps,
         "steps_taken": trainee.taken,  # fewer, if the run was lost
         "batch": group.batch,
-        "images": group.steps * group.batch,
+        "images": trainee.taken * group.batch,
         "reduction": group.objective.reduction,
         "curve": curve,
         "final": final,
@@ -159,9 +159,10 @@ def _pictures(group: Group, trainee: Trainee, studio: Studio, judge: Judge | Non
     about = identity(group, trainee.lane) | {"weights": "w2", "sample_seed": SAMPLE_SEED}
     begin = time.perf_counter()
     studio.network.load_state_dict(trainee.belay.average_state_dict())
-    made = studio.make(0 if trainee.lost else group.samples)  # nothing can be made with what is lost
+    lost = trainee.lost  # nothing can be made with it
+    made = studio.make(0 if lost else group.samples)
     if judge is not None:
-        distance = math.nan if trainee.lost else frechet.fid(made, judge.reference, judge.inception)
+        distance = math.nan if lost else frechet.fid(made, judge.reference, judge.inception)
         yield {
             "kind": "fid",
             **about,
@@ -172,7 +173,7 @@ def _pictures(group: Group, trainee: Trainee, studio: Studio, judge: Judge | Non
             "network": judge.inception.identity,
             "wall_s": round(time.perf_counter() - begin, 2),
         }
-    if not trainee.lost:
+    if not lost:
         yield {"kind": "grid", **about, "rows": GRID, "columns": GRID, "png": grid(made)}
 
 
