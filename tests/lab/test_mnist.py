@@ -159,7 +159,7 @@ def test_the_long_runs_are_shown_as_soon_as_there_are_any(plates: dict[str, Plat
     assert "still to come" not in plate.title
     assert "not been run" not in plate.caption
     assert "10,000 samples" in plate.caption
-    assert "FID: EMA at 0.001" in plates["mnist-samples"].caption
+    assert "FID over all seeds: EMA at 0.001" in plates["mnist-samples"].caption
     no_fid = drawn(without(score_records.mnist(), kind="fid"))["mnist-table1"]
     assert "FID has not been run." in no_fid.caption
 
@@ -182,10 +182,11 @@ def test_a_fid_that_is_lost_is_not_one_that_was_not_asked_for(planned: dict[str,
 
 def test_fids_are_compared_each_at_its_own_best_rate(planned: dict[str, Plate]) -> None:
     said = "BELAY ÷ EMA 0.8 (0.8 to 0.8); BELAY ÷ matched EMA 0.8 (0.8 to 0.8); BELAY m1 2e4 ÷ EMA 1.2 (1.2 to 1.2)."
-    told = f"each at its own best rate, seed by seed (3 of 3): {said}"
-    assert told in planned["mnist-table1"].caption
+    rates = "EMA at 0.001, matched EMA at 0.001, BELAY at 0.0003, BELAY m1 2e4 at 0.001, so that rates are compared"
+    assert f"each at its own best rate, seed by seed: {said} {rates}" in planned["mnist-table1"].caption
     few = drawn(with_table1(score_records.mnist(), without(table1(fid_seeds=1), arm="matched EMA")))["mnist-table1"]
-    assert "seed by seed (1 of 3): BELAY ÷ EMA 0.8 (one seed); BELAY m1 2e4 ÷ EMA 1.2 (one seed)." in few.caption
+    ones = "BELAY ÷ EMA 0.8 (one seed), 1 of 3 seeds drawn; BELAY m1 2e4 ÷ EMA 1.2 (one seed), 1 of 3 seeds drawn."
+    assert f"seed by seed: {ones}" in few.caption
     none = drawn(with_table1(score_records.mnist(), without(table1(), kind="fid")))["mnist-table1"]
     assert "seed by seed" not in none.caption
 
@@ -228,7 +229,9 @@ def pictures(plate: Plate) -> list[tuple[int, str]]:
 def test_pictures_of_arms_at_rates_of_their_own_stand_in_one_row(planned: dict[str, Plate]) -> None:
     own = ["EMA, 0.001", "matched EMA, 0.001", "BELAY, 0.0003", "BELAY m1 2e4, 0.001"]
     assert pictures(planned["mnist-samples"]) == [(0, title) for title in own]
-    assert "FID: EMA at 0.001 15, matched EMA at 0.001 15, BELAY at 0.0003 12 and" in planned["mnist-samples"].caption
+    told = "EMA at 0.001 15.0 ± 1; matched EMA at 0.001 15.0 ± 1; BELAY at 0.0003 12.0 ± 0.8; BELAY m1 2e4"
+    assert f"FID over all seeds: {told}" in planned["mnist-samples"].caption
+    assert "of seed 3, from the same noise everywhere" in planned["mnist-samples"].caption
     fifth = [*table1(), score_records.grid("table1", "EMA", 3e-4)]
     made = drawn(with_table1(score_records.mnist(), fifth))["mnist-samples"]
     assert pictures(made) == [(0, "EMA, 0.0003"), *((0, title) for title in own[:3]), (1, own[3])]

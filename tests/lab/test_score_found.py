@@ -8,7 +8,19 @@ import pytest
 import score_records
 from torchbelay.lab.measures import fisher, ratio
 from torchbelay.lab.part import Record
-from torchbelay.lab.score.found import FAILED, Comparison, Study, compare, fid_at_best, fids, is_lost, middle, worst
+from torchbelay.lab.score.found import (
+    FAILED,
+    Comparison,
+    Study,
+    compare,
+    confounded,
+    fid_at_best,
+    fids,
+    is_lost,
+    middle,
+    rate_of_fids,
+    worst,
+)
 
 
 def study(factors: score_records.Factors, base: dict[float, float], seeds: int = 3, **more: float) -> Study:
@@ -187,7 +199,25 @@ def test_fids_are_those_of_a_network_over_its_sets_of_samples() -> None:
         score_records.fid("table1", "EMA", 0.01, 7.0, seed=3),
         score_records.fid("rates", "EMA", 0.05, 8.0, seed=4),
     ]
-    assert fids(records, "table1", "EMA", 0.05) == {0: pytest.approx(6.0), 1: None}  # the second is lost
+    assert fids(records, Study(records, "table1"), "EMA", 0.05) == {0: pytest.approx(6.0), 1: None}  # that one is lost
+
+
+def test_a_collapsed_network_has_no_fid_though_it_makes_images() -> None:
+    made = score_records.runs("table1", {1e-3: 0.05}, {"BELAY": 1.0}, seeds=2)
+    made += [score_records.fid("table1", "BELAY", 1e-3, 20.0 + seed, seed) for seed in range(2)]
+    assert fids(made, Study(made, "table1"), "BELAY", 1e-3) == pytest.approx({0: 20.0, 1: 21.0})
+    made[1]["final"] = {weights: {"train": 1.0, "test": FAILED + 0.1} for weights in ("w1", "w2")}
+    assert fids(made, Study(made, "table1"), "BELAY", 1e-3) == {0: pytest.approx(20.0), 1: None}
+
+
+def test_of_two_rates_with_fids_the_better_one_is_taken() -> None:
+    made = score_records.runs("table1", {3e-4: 0.05, 1e-3: 0.04}, {"EMA": 1.0, "BELAY": {3e-4: 1.0, 1e-3: 2.0}})
+    made += [score_records.fid("table1", arm, lr, 1e4 * lr) for arm in ("EMA", "BELAY") for lr in (3e-4, 1e-3)]
+    study = Study(made, "table1")
+    assert [rate_of_fids(made, study, arm) for arm in ("EMA", "BELAY")] == [1e-3, 3e-4]
+    assert fid_at_best(made, study, "EMA") == {0: pytest.approx(10.0)}
+    assert confounded(made, study, ["EMA", "BELAY"]).startswith("EMA at 0.001, BELAY at 0.0003, so that rates")
+    assert confounded(made, study, ["EMA"]) == ""
 
 
 def test_the_fids_of_an_arm_are_those_at_its_best_rate_that_has_any() -> None:

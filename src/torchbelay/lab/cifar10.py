@@ -107,7 +107,7 @@ def _pairs(records: Sequence[Record], study: Study) -> Plate | None:
         return None
     losses = {(key, lr): study.compare(*key, lr) for key, lr in rows}
     drawn = {
-        (key, lr): compare(fids(records, NAME, key[0], lr), fids(records, NAME, key[1], lr), FID_MARGIN)
+        (key, lr): compare(fids(records, study, key[0], lr), fids(records, study, key[1], lr), FID_MARGIN)
         for key, lr in rows
     }
     fig = style.figure(9.0, 3.9)
@@ -123,14 +123,13 @@ def _pairs(records: Sequence[Record], study: Study) -> Plate | None:
             if found is losses:
                 pair(ax, x, key, study.kept(key[0], lr), study.kept(key[1], lr))
             else:
-                pair(ax, x, key, fids(records, NAME, key[0], lr), fids(records, NAME, key[1], lr))
+                pair(ax, x, key, fids(records, study, key[0], lr), fids(records, study, key[1], lr))
         ax.set_xticks(range(len(rows)), names, fontsize=8)
         ax.set(title=title, xlim=(-0.6, len(rows) - 0.4))
         if not any(each.seeds for each in found.values()):
             ax.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color="#555555")
     axes[0, 0].set_ylabel("ratio")
-    said = [f"{one} ÷ {other} {found.said(one, other)}" for ((one, other), _), found in losses.items()]
-    caption = f"Test loss: {'; '.join(said)}. {sampling(records, NAME)}"
+    caption = f"Test loss: {_told(losses)}. FID: {_told(drawn)}. {sampling(records, NAME)}"
     notes = (
         *_other_sign(losses, drawn),
         f"{PAIRED} (of FID {FID_MARGIN - 1:.0%}); a hollow mark is one seed.",
@@ -140,6 +139,11 @@ def _pairs(records: Sequence[Record], study: Study) -> Plate | None:
 
 
 Pairs = dict[tuple[tuple[str, str], float], Comparison]
+
+
+def _told(pairs: Pairs) -> str:
+    """All ratios."""
+    return "; ".join(f"{one} ÷ {other} {found.said(one, other)}" for ((one, other), _), found in pairs.items())
 
 
 def _other_sign(losses: Pairs, drawn: Pairs) -> tuple[str, ...]:

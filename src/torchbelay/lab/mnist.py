@@ -194,11 +194,14 @@ def _fids(records: Sequence[Record], study: Study) -> str:
     best = {arm: fid_at_best(records, study, arm) for arm in study.arms}
     every = {(a, b): compare(best[a], best[b]) for a, b in pairs if a in best and b in best}
     found = {key: each for key, each in every.items() if each.seeds}
-    said = "; ".join(f"{a} ÷ {b} {each.said(a, b)}" for (a, b), each in found.items())
-    seeds = " or ".join(sorted({f"{each.seeds}" for each in found.values()}))  # FIDs may be of fewer than losses are
-    which = f"each at its own best rate, seed by seed ({seeds} of {len(study.seeds)})"
+    said = "; ".join(f"{a} ÷ {b} {each.said(a, b)}{_of(each.seeds, study)}" for (a, b), each in found.items())
     why = confounded(records, study, [*best])
-    return f"FID of w2, {which}: {said}.{f' {why}.' if why else ''}" if found else ""
+    return f"FID of w2, each at its own best rate, seed by seed: {said}.{f' {why}.' if why else ''}" if found else ""
+
+
+def _of(seeds: int, study: Study) -> str:
+    """How many seeds images were made of, if those are fewer than were trained."""
+    return f", {seeds} of {len(study.seeds)} seeds drawn" if seeds < len(study.seeds) else ""
 
 
 # The appendix's masses ------------------------------------------------------------------------------------------------

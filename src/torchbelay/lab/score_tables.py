@@ -11,7 +11,7 @@ from matplotlib import image
 
 from . import style
 from .part import MISSING, Plate, Record, Table
-from .score.found import ARMS, EMA, Study, fids, is_lost, mean, of
+from .score.found import ARMS, EMA, Study, fids, is_lost, of
 from .score_figures import MODELS, colour, listed
 
 _DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
@@ -42,7 +42,7 @@ def result(records: Sequence[Record], study: Study, arm: str, lr: float) -> tupl
         for images in ("train", "test"):
             losses = study.losses(arm, lr, weights, images).values()
             cells.append(cell((None if is_lost(loss) else loss for loss in losses), "#.3g"))
-        cells.append(cell(fids(records, study.name, arm, lr, weights).values(), ".1f"))
+        cells.append(cell(fids(records, study, arm, lr, weights).values(), ".1f"))
         if weights == "w2":
             cells.append(_against_ema(study, arm, lr))
     return (*cells, str(len(study.at(arm, lr))))
@@ -172,16 +172,14 @@ def samples(records: Sequence[Record], part: str, title: str) -> Plate | None:
         pixels = image.imread(io.BytesIO(base64.b64decode(first[arm, lr]["png"])), format="png")
         ax.imshow(pixels, cmap="gray", interpolation="none")
         ax.set_title(f"{arm}, {lr:g}", fontsize=9, loc="center", color=colour(arm))
-    seeds = {(r["seed"], r["sample_seed"]) for r in first.values()}
-    same = "the same seed and the same noise everywhere" if len(seeds) == 1 else "seeds differ"
-    said = [
-        f"{arm} at {lr:g} {value:.3g}"
-        for arm, lr in order
-        if (value := mean(fids(records, first[arm, lr]["study"], arm, lr).values())) is not None
-    ]
+    seeds = sorted({r["seed"] for r in first.values()})
+    same = f"of seed {seeds[0]}, from the same noise everywhere" if len(seeds) == 1 else "of several seeds"
+    studies = {name: Study(records, name) for name in {r["study"] for r in first.values()}}
+    told = {(arm, lr): fids(records, studies[first[arm, lr]["study"]], arm, lr).values() for arm, lr in order}
+    said = "; ".join(f"{arm} at {lr:g} {cell(values, '.1f')}" for (arm, lr), values in told.items() if values)
     caption = (
-        f"Drawn with the average's weights at the end of training, none left out; {same}. Above each its arm and "
-        f"learning rate.{f' FID: {listed(said)}.' if said else ''}{_nothing_to_draw(records)}"
+        f"Drawn with the average's weights at the end of training, {same}: the first ones, not chosen. Above each its "
+        f"arm and learning rate.{f' FID over all seeds: {said}.' if said else ''}{_nothing_to_draw(records)}"
     )
     return Plate(f"{part}-samples", title, caption, fig)
 

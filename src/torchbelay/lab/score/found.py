@@ -19,7 +19,7 @@ PAPER_LR = 0.05  # on MNIST
 
 # A network that predicts nothing has a loss of about 1, with NCSNv2 as with EDM: the mean square, over pixels, of what
 # it should have said. One with more than half of that counts as lost. EDM networks that collapse stay at 0.86 or so,
-# not at 1, and NCSNv2 ones that half recover at 0.6 to 0.8, whereas those that work end below about 0.2: any bar
+# not at 1, and NCSNv2 ones that half recover at 0.6 to 0.8, whereas those that work end below about 0.22: any bar
 # between the two says the same.
 FAILED = 0.5
 
@@ -324,12 +324,16 @@ class Study:
         return max(kept, default=None), min(gone, default=None)
 
 
-def fids(records: Iterable[Record], study: str, arm: str, lr: float, weights: str = "w2") -> Losses:
-    """The FID of every seed's network, over all sets of samples that were drawn with it; None: lost, and none drawn."""
+def fids(records: Iterable[Record], study: Study, arm: str, lr: float, weights: str = "w2") -> Losses:
+    """The FID of every seed's network, over all sets of samples that were drawn with it; None where the run was lost.
+
+    A network that collapsed may still make images: what they are like is no more a result than its loss.
+    """
     found: dict[int, list[float | None]] = {}
-    for record in of(records, "fid", study=study, arm=arm, lr=lr, weights=weights):
+    for record in of(records, "fid", study=study.name, arm=arm, lr=lr, weights=weights):
         found.setdefault(record["seed"], []).append(record["fid"])
-    return {seed: mean(values) for seed, values in sorted(found.items())}
+    lost = {seed for seed, loss in study.kept(arm, lr, weights).items() if loss is None}
+    return {seed: None if seed in lost else mean(values) for seed, values in sorted(found.items())}
 
 
 def rate_of_fids(records: Sequence[Record], study: Study, arm: str) -> float | None:
@@ -339,14 +343,14 @@ def rate_of_fids(records: Sequence[Record], study: Study, arm: str) -> float | N
     nothing of the best.
     """
     works = [lr for lr in study.rates(arm) if study.lost(arm, lr) < len(study.at(arm, lr))] or study.rates(arm)
-    drawn = [lr for lr in works if fids(records, study.name, arm, lr)]
+    drawn = [lr for lr in works if fids(records, study, arm, lr)]
     return min(drawn, key=lambda lr: study.mean_loss(arm, lr), default=None)
 
 
 def fid_at_best(records: Sequence[Record], study: Study, arm: str) -> Losses:
     """The FIDs of an arm at that rate."""
     lr = rate_of_fids(records, study, arm)
-    return {} if lr is None else fids(records, study.name, arm, lr)
+    return {} if lr is None else fids(records, study, arm, lr)
 
 
 def confounded(records: Sequence[Record], study: Study, arms: Sequence[str]) -> str:

@@ -124,7 +124,10 @@ def table1(best: Mapping[str, float], seeds: Sequence[int] = (3, 4, 5), share: f
     spring, steps = stretched(MNIST_BELAY, share), round(5000 * share)
     lanes = tuple(Lane(arm, lr) for lr in sorted({*best.values(), PAPER_RATE}) for arm in three(spring))
     lanes += tuple(Lane(arm, best[arm.name]) for arm in heavier(share) if arm.name in best)
-    masses = "Rates and mass are those that did best in the short runs of a smaller network, whose seeds were others."
+    masses = (
+        "Rates and mass are those that did best in the short runs of a smaller network, from other seeds; the heavier "
+        "masses were tried at two rates only."
+    )
     drawn = {arm: (lr, min(best.values()), PAPER_RATE) for arm, lr in best.items()}
     fids = tuple(i for i, lane in enumerate(lanes) if lane.lr in drawn[lane.arm.name])
     for seed in seeds:
