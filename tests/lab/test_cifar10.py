@@ -81,7 +81,13 @@ def test_what_is_missing_is_left_out(change: Callable[[list[Record]], list[Recor
 def test_that_fid_was_not_run_is_said() -> None:
     plate = drawn(without(score_records.cifar10(), kind="fid"))["cifar10-pairs"]
     assert [text.get_text() for text in plate.figure.axes[1].texts] == ["not run"]
+    assert plate.caption.count("FID") == 1
     assert "FID has not been run." in plate.caption
+
+
+def test_the_ratios_of_fid_are_told() -> None:
+    plate = drawn(score_records.cifar10(fid_ratio=0.5))["cifar10-pairs"]
+    assert "Ratios of FID: BELAY ÷ EMA 0.5 (0.491 to 0.509);" in plate.caption
 
 
 def test_runs_that_are_all_lost_are_drawn_too() -> None:

@@ -129,7 +129,8 @@ def _pairs(records: Sequence[Record], study: Study) -> Plate | None:
         if not any(each.seeds for each in found.values()):
             ax.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color="#555555")
     axes[0, 0].set_ylabel("ratio")
-    caption = f"Test loss: {_told(losses)}. FID: {_told(drawn)}. {sampling(records, NAME)}"
+    ratios = f"Test loss: {_told(losses)}." + (f" Ratios of FID: {said}." if (said := _told(drawn)) else "")
+    caption = f"{ratios} {sampling(records, NAME)}"
     notes = (
         *_other_sign(losses, drawn),
         f"{PAIRED} (of FID {FID_MARGIN - 1:.0%}); a hollow mark is one seed.",
@@ -142,8 +143,9 @@ Pairs = dict[tuple[tuple[str, str], float], Comparison]
 
 
 def _told(pairs: Pairs) -> str:
-    """All ratios."""
-    return "; ".join(f"{one} ÷ {other} {found.said(one, other)}" for ((one, other), _), found in pairs.items())
+    """The ratios of what was run."""
+    known = [(one, other, found) for ((one, other), _), found in pairs.items() if found.seeds]
+    return "; ".join(f"{one} ÷ {other} {found.said(one, other)}" for one, other, found in known)
 
 
 def _other_sign(losses: Pairs, drawn: Pairs) -> tuple[str, ...]:

@@ -258,3 +258,20 @@ def test_every_study_can_be_planned(name: str, options: dict[str, object]) -> No
 def test_a_plan_has_the_budgets_steps() -> None:
     """Of 18 networks and 5 seeds in batches of 32."""
     assert f"{18 * 5 * 1000:,} steps in all" in study.plan("sign", Settings(budget="32kimg"))[1]
+
+
+@pytest.mark.usefixtures("possible")
+def test_a_plan_knows_table_1s_networks_and_images() -> None:
+    """Three arms at three rates and a tuned one, of three seeds: only BELAY at EMA's rate has no images."""
+    line = study.plan("mnist", Settings())[1]
+    assert f"{3 * 22 + 3 * 10} networks" in line
+    assert line.endswith(f"; besides, images of {3 * (10 - 1)} of them and their FID")
+    assert "images of" not in study.plan("mnist", Settings(quick=True))[1]
+
+
+def test_a_bar_that_has_more_steps_than_planned_stays_full() -> None:
+    ticks: list[int] = []
+    share = study._Share(ticks.append, 10)
+    for _ in range(3):
+        share(6)
+    assert sum(ticks) == study.UNITS

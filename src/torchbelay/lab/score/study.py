@@ -47,7 +47,7 @@ def plan(name: str, settings: Settings) -> tuple[int, str]:
     steps = sum(len(each.lanes) * each.steps for each in groups)
     length = f"as many steps as fit into {settings.budget}" if timed else f"{steps:,} steps in all"
     drawn = sum(len(each.fids) for each in groups)
-    images = f"; besides, {groups[-1].samples:,} images of {drawn} of them and their FID" if drawn else ""
+    images = f"; besides, images of {drawn} of them and their FID" if drawn else ""
     return UNITS, f"{networks} networks on {groups[0].dataset} ({kinds}), {length}{images}"
 
 
