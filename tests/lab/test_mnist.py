@@ -232,18 +232,43 @@ def test_pictures_of_arms_at_rates_of_their_own_stand_in_one_row(planned: dict[s
     told = "EMA at 0.001 15.0 ± 1; matched EMA at 0.001 15.0 ± 1; BELAY at 0.0003 12.0 ± 0.8; BELAY m1 2e4"
     assert f"FID over all seeds: {told}" in planned["mnist-samples"].caption
     assert "of seed 3, from the same noise everywhere" in planned["mnist-samples"].caption
-    fifth = [*table1(), score_records.grid("table1", "EMA", 3e-4)]
-    made = drawn(with_table1(score_records.mnist(), fifth))["mnist-samples"]
-    assert pictures(made) == [(0, "EMA, 0.0003"), *((0, title) for title in own[:3]), (1, own[3])]
+    two_more = [score_records.grid("table1", arm, 3e-4) | {"seed": 3} for arm in ("EMA", "matched EMA")]
+    made = drawn(with_table1(score_records.mnist(), [*table1(), *two_more]))["mnist-samples"]
+    first = ["EMA, 0.0003", own[0], "matched EMA, 0.0003", own[1], own[2]]
+    assert pictures(made) == [*((0, title) for title in first), (1, own[3])]
+
+
+def test_what_a_collapsed_network_makes_is_not_drawn() -> None:
+    """Another seed of it works, of which there are no images: it is not called lost as a whole."""
+    arm = "BELAY m1 2e4"
+    long = [line for line in table1() if line["kind"] != "fid" or line["arm"] != arm or line["seed"] == 3]
+    made = drawn(with_table1(score_records.mnist(), [*map(collapsed(arm), long)]))
+    plate, table = made["mnist-samples"], made["mnist-table1"]
+    assert [title for _, title in pictures(plate)] == ["EMA, 0.001", "matched EMA, 0.001", "BELAY, 0.0003"]
+    assert arm not in plate.caption
+    assert f"; {arm} lost in 1 of 1 seeds, 1 of 3 seeds drawn." in table.caption
+    assert f"{arm} at 0.001" not in table.caption
+    assert cells(table, f"{arm} at 0.001")["w2 FID"] == "lost"
+
+
+def collapsed(arm: str) -> Callable[[Record], Record]:
+    """The records, but with an arm that predicts nothing in seed 3."""
+    end = {weights: {"train": 1.0, "test": 1.0} for weights in ("w1", "w2")}
+
+    def change(line: Record) -> Record:
+        return line | {"final": end} if (line["kind"], line.get("arm"), line.get("seed")) == ("run", arm, 3) else line
+
+    return change
 
 
 def test_it_is_said_what_is_lost_and_cannot_be_drawn(planned: dict[str, Plate], plates: dict[str, Plate]) -> None:
     said = "Lost, so that there is nothing to draw: at 0.05 EMA, matched EMA and BELAY."
     assert planned["mnist-samples"].caption.endswith(said)
     assert "Lost" not in plates["mnist-samples"].caption
-    one_seed = [r | {"fid": 300.0} if (r["kind"], r["arm"], r["seed"]) == ("fid", "EMA", 4) else r for r in lost_fids()]
-    more = [*one_seed, score_records.fid("table1", "BELAY", 1e-2, None, seed=3)]
-    plate = drawn(with_table1(score_records.mnist(), [*without(table1(), kind="fid"), *more]))["mnist-samples"]
+    more = [*lost_fids(), score_records.fid("table1", "BELAY", 1e-2, None, seed=3)]
+    works = table1()[1] | {"lr": 5e-2, "seed": 4}  # a run of EMA
+    long = without(without(table1(), kind="fid"), kind="run", arm="EMA", lr=5e-2)
+    plate = drawn(with_table1(score_records.mnist(), [*long, works, *more]))["mnist-samples"]
     assert plate.caption.endswith("nothing to draw: at 0.01 BELAY; at 0.05 matched EMA and BELAY.")
 
 

@@ -10,7 +10,20 @@ from typing import Any
 from . import style
 from .part import Plate, Record, Settings, Tick
 from .score import study as studied
-from .score.found import ARMS, BELAY, EMA, HEAVIER, MATCHED, PAPER_LR, PLAIN, Study, compare, confounded, fid_at_best
+from .score.found import (
+    ARMS,
+    BELAY,
+    EMA,
+    HEAVIER,
+    MATCHED,
+    PAPER_LR,
+    PLAIN,
+    Comparison,
+    Study,
+    compare,
+    confounded,
+    fid_at_best,
+)
 from .score_figures import (
     LEFT_OUT,
     PAIRED,
@@ -194,9 +207,14 @@ def _fids(records: Sequence[Record], study: Study) -> str:
     best = {arm: fid_at_best(records, study, arm) for arm in study.arms}
     every = {(a, b): compare(best[a], best[b]) for a, b in pairs if a in best and b in best}
     found = {key: each for key, each in every.items() if each.seeds}
-    said = "; ".join(f"{a} ÷ {b} {each.said(a, b)}{_of(each.seeds, study)}" for (a, b), each in found.items())
+    said = "; ".join(f"{_said(*key, each)}{_of(each.seeds, study)}" for key, each in found.items())
     why = confounded(records, study, [*best])
     return f"FID of w2, each at its own best rate, seed by seed: {said}.{f' {why}.' if why else ''}" if found else ""
+
+
+def _said(one: str, other: str, found: Comparison) -> str:
+    """The ratio of two arms and what they lost; what they lost alone, if there is no ratio."""
+    return found.what_was_lost(one, other) if found.point is None else f"{one} ÷ {other} {found.said(one, other)}"
 
 
 def _of(seeds: int, study: Study) -> str:

@@ -16,7 +16,7 @@ from .score_figures import MODELS, colour, listed
 
 _DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 TARGET = 0.01  # of a step's time: averaging should take less
-ABREAST = 4  # pictures of samples in a row, where they do not make columns
+ABREAST = 5  # pictures of samples in a row, where they do not make columns
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
@@ -158,12 +158,14 @@ def _share(share: float | None) -> str:
 
 def samples(records: Sequence[Record], part: str, title: str) -> Plate | None:
     """Grids of samples, and which arms have none, as they are lost."""
-    found = of(records, "grid", weights="w2") or of(records, "grid")
+    drawn = of(records, "grid", weights="w2") or of(records, "grid")
+    studies = {name: Study(records, name) for name in {r["study"] for r in drawn}}
+    found = [r for r in drawn if _works(studies[r["study"]], r)]
     if not found:
         return None
     first = {(r["arm"], r["lr"]): r for r in reversed(found)}
     order, columns = _places(first)
-    rows, size = math.ceil(len(order) / columns), 2.2 if columns > 3 else 2.9
+    rows, size = math.ceil(len(order) / columns), min(2.9, 8.8 / columns)
     fig = style.figure(min(9.0, 0.2 + size * columns), 0.05 + (size + 0.25) * rows)
     axes: Any = fig.subplots(rows, columns, squeeze=False)
     for ax in axes.flat:
@@ -174,7 +176,6 @@ def samples(records: Sequence[Record], part: str, title: str) -> Plate | None:
         ax.set_title(f"{arm}, {lr:g}", fontsize=9, loc="center", color=colour(arm))
     seeds = sorted({r["seed"] for r in first.values()})
     same = f"of seed {seeds[0]}, from the same noise everywhere" if len(seeds) == 1 else "of several seeds"
-    studies = {name: Study(records, name) for name in {r["study"] for r in first.values()}}
     told = {(arm, lr): fids(records, studies[first[arm, lr]["study"]], arm, lr).values() for arm, lr in order}
     said = "; ".join(f"{arm} at {lr:g} {cell(values, '.1f')}" for (arm, lr), values in told.items() if values)
     caption = (
@@ -203,12 +204,18 @@ def _places(keys: Collection[Key]) -> tuple[list[Key], int]:
     return sorted(keys, key=lambda key: (_rank(key[0]), key[1])), min(ABREAST, len(keys))
 
 
+def _works(study: Study, grid: Record) -> bool:
+    """Whether the network that made a grid is not lost: a collapsed one makes noise."""
+    losses = study.kept(grid["arm"], grid["lr"], grid["weights"])
+    return losses.get(grid["seed"], 0.0) is not None
+
+
 def _nothing_to_draw(records: Sequence[Record]) -> str:
-    """Which arms are lost at which rates, as a sentence: a FID was asked for, and no seed has one."""
-    asked = of(records, "fid")
-    known = {(r["arm"], r["lr"]) for r in asked if r["fid"] is not None}
+    """Which arms lost every seed at which rates, as a sentence, where a FID was asked for."""
+    asked = {(r["study"], r["arm"], r["lr"]) for r in of(records, "fid")}
+    lost = {key[1:] for key in asked if not any(Study(records, key[0]).kept(*key[1:]).values())}
     gone: dict[float, list[str]] = {}
-    for arm, lr in sorted({(r["arm"], r["lr"]) for r in asked} - known, key=_by_rate):
+    for arm, lr in sorted(lost, key=_by_rate):
         gone.setdefault(lr, []).append(arm)
     said = [f"at {lr:g} {listed(arms)}" for lr, arms in gone.items()]
     return f" Lost, so that there is nothing to draw: {'; '.join(said)}." if said else ""

@@ -354,8 +354,15 @@ def fid_at_best(records: Sequence[Record], study: Study, arm: str) -> Losses:
 
 
 def confounded(records: Sequence[Record], study: Study, arms: Sequence[str]) -> str:
-    """At which rates the FIDs of some arms are, if these differ, as a clause; empty if they are the same."""
-    rates = {arm: lr for arm in arms if (lr := rate_of_fids(records, study, arm)) is not None}
+    """At which rates the FIDs of some arms are, if these differ, as a clause; empty if they are the same.
+
+    An arm that lost every seed of which images were made has no FID that could be compared.
+    """
+    rates = {
+        arm: lr
+        for arm in arms
+        if (lr := rate_of_fids(records, study, arm)) is not None and mean(fids(records, study, arm, lr).values())
+    }
     if len({*rates.values()}) < 2:
         return ""
     where = ", ".join(f"{arm} at {lr:g}" for arm, lr in rates.items())
