@@ -11,12 +11,11 @@ import pytest
 from torchbelay.lab import records as on_disk
 from torchbelay.lab.claims import judge
 from torchbelay.lab.parts import PARTS
-from torchbelay.lab.score.found import FAILED
+from torchbelay.lab.score.found import ARMS, FAILED, Study, compare, fids, rate_of_fids
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"
 COMMITTED = Path(str(files("torchbelay.lab.score"))) / "records"  # of what needs a GPU: they come with the package
-BEST = (("BELAY", 3e-4), ("EMA", 1e-3))  # of the long runs on MNIST, where images were made
 
 
 def kept() -> dict[str, Path]:
@@ -57,21 +56,19 @@ def test_the_tables_follow_from_the_kept_records(name: str, made: Callable[[], s
 
 def test_what_is_said_of_table_1_follows_too() -> None:
     lines = on_disk.read(kept()["mnist"])[1]
-    drawn = {(line["arm"], line["lr"], line["seed"]): line["fid"] for line in lines if line["kind"] == "fid"}
-    belay, ema = ({seed: fid for (a, lr, seed), fid in drawn.items() if (a, lr) == at} for at in BEST)
-    losses = {
-        (line["arm"], line["lr"], line["seed"]): line["final"]["w2"]["test"]
-        for line in lines
-        if line["kind"] == "run" and line["study"] == "table1"
-    }
-    assert None not in belay.values()
-    ((known, fid),) = ((seed, fid) for seed, fid in ema.items() if fid is not None)
-    assert len(belay) == len(ema) == 2
-    assert losses[(*BEST[1], known)] < losses[(*BEST[0], known)]
-    assert not [key for key, loss in losses.items() if key[1] == 5e-2 and loss is not None]
+    long = Study(lines, "table1")
+    ema, matched, belay = found = [[*fids(lines, long, arm, 3e-4).items()] for arm in ARMS]
+    assert all([seed for seed, _ in each] == long.seeds == [3, 4, 5] for each in found)
+    assert all(a < b < c for (_, a), (_, b), (_, c) in zip(ema, matched, belay, strict=True))
+    assert all(long.lost(arm, 5e-2) == 3 for arm in ARMS)
+    assert all(long.lost(arm, 1e-3) for arm in long.arms)
+    assert {rate_of_fids(lines, long, arm) for arm in ARMS} == {3e-4}
+    means = [f"{fmean(fid for _, fid in each):.1f}" for each in found]
+    against = compare(dict(belay), dict(matched))
+    assert against.reading == "open"
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"BELAY's FID is {fmean(belay.values()):.1f} over two seeds" in readme
-    assert f"EMA's {fid:.1f} in one, where EMA's test loss is even a little the lower one" in readme
+    assert "EMA has an FID of {}, the EMA that is matched to BELAY {} and BELAY {}:".format(*means) in readme
+    assert f"BELAY's FID is {against.size.replace(' (', ' times as large (')}, and three seeds" in readme
 
 
 def test_every_part_has_its_records_kept_and_they_are_those_of_a_full_run() -> None:

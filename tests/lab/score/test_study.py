@@ -65,14 +65,15 @@ def test_so_are_those_of_table_1_and_what_was_not_run_is_said() -> None:
         for lane in each.lanes
     }
     found = {tuple(line[key] for key in KEYS) for line in runs("mnist") if line["study"] == "table1"}
-    assert found <= lanes
-    drawn = {(line["arm"], line["lr"]) for line in lines if line["kind"] == "fid"}
-    assert drawn <= {(planned[0].lanes[i].arm.name, planned[0].lanes[i].lr) for i in planned[0].fids}
+    assert found == lanes
+    drawn = {(line["arm"], line["lr"], line["seed"]) for line in lines if line["kind"] == "fid"}
+    wanted = {(each.lanes[i].arm.name, each.lanes[i].lr, each.seed) for each in planned for i in each.fids}
+    tuned = "BELAY m1 2e4"
+    assert wanted - drawn == {("matched EMA", 1e-3, 4), ("matched EMA", 1e-3, 5), (tuned, 1e-3, 3), (tuned, 1e-3, 4)}
+    assert drawn <= wanted
     (differs,) = (line["differs"] for line in lines if line["kind"] == "protocol" and line["study"] == "table1")
-    seeds = {key[3] for key in found}
-    missing = {key[1:3] for key in lanes if key[3] in seeds} - {key[1:3] for key in found}
-    assert missing == {("EMA", 3e-4), ("matched EMA", 3e-4)}
-    assert any("EMA and the matched EMA have not been trained at 0.0003" in line for line in differs)
+    assert any("FID of the matched EMA was taken for one seed of three" in line for line in differs)
+    assert any(f"that of {tuned} for one" in line for line in differs)
 
 
 @pytest.mark.parametrize("name", PARTS)
