@@ -20,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchbelay as tb
 from problems import MLP, NORMALISED, Problem, advance, different, everything, f32, no_waiting
+from torchbelay import _stepper
 
+WAITS = _stepper._waits  # before a fixture says what it answers
 LAGGED = tb.Spring(k=0.2, m1=inf, m2=1.0)
 CONSTANT = {
     "belay": tb.Spring(k=1.0, m1=10.0, m2=20.0),
@@ -43,6 +45,8 @@ INNER = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}),
 }
+
+pytestmark = pytest.mark.usefixtures("skipping")
 
 every_method = pytest.mark.parametrize("how", METHODS)
 every_inner = pytest.mark.parametrize("inner", INNER)
@@ -236,13 +240,21 @@ def fused_alone(request: pytest.FixtureRequest) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("how", CONSTANT)
-def test_a_constant_coupling_reads_no_number_from_the_device(how: str, fused_alone: tuple[str, int]) -> None:
+def test_a_constant_coupling_reads_no_number_from_the_device(
+    how: str, fused_alone: tuple[str, int], skipping: str
+) -> None:
     inner, reads = fused_alone
     run = Run(CONSTANT[how], inner, "fused")
-    assert numbers_read(run) == reads
+    at_once = 2 if skipping == "asked" else 0  # whether each of the steps is skipped
+    assert numbers_read(run) == reads + at_once
     with Reading() as reading:
         assert run.belay.step == 1
-    assert reading.count == 1  # not before somebody asks
+    assert reading.count == (0 if at_once else 1)  # else not before somebody wants to know
+
+
+def test_only_on_a_device_is_a_number_waited_for() -> None:
+    assert not WAITS(torch.zeros(()))
+    assert WAITS(torch.zeros((), device="meta"))
 
 
 @pytest.mark.parametrize("how", COUNTING)

@@ -85,6 +85,7 @@ def test_swaps_exports_and_checkpoints_work_as_ever(dtype: torch.dtype) -> None:
     belay.detach()
 
 
+@pytest.mark.usefixtures("skipping")
 def test_buffers_skipped_steps_and_bad_weights_are_handled_alike() -> None:
     model, optimizer, belay = attached(
         LAGGED, model=with_batchnorm(), device="cpu", buffers="average", on_nonfinite="skip"

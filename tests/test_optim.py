@@ -426,6 +426,7 @@ def test_other_hooks_fire_once_a_step() -> None:
     assert run.belay.step == 2
 
 
+@pytest.mark.usefixtures("skipping")
 @pytest.mark.parametrize("inner", ["AdamW", "Adam"])
 @pytest.mark.parametrize("how", ["belay", "ema", "swa", "lookahead", "velocities"])
 def test_a_run_with_skipped_steps_is_the_run_without_them(inner: str, how: str) -> None:

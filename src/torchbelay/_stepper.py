@@ -106,7 +106,7 @@ class Stepper:
                 "buffers, or weights that go the foreach way); take the step outside the graph"
             )
         if found_inf is not None:
-            if not ask:
+            if not ask and _waits(found_inf):
                 work.keep = (found_inf.reshape(()) == 0).to(torch.float32)
             elif bool(found_inf):
                 self._work = Work(skipped=True)
@@ -470,3 +470,8 @@ def _follows(average: Average, wanted: list[Found]) -> bool:
 
 def _tell(what: str, first: str, so: str) -> None:
     warnings.warn(f"{what} the optimizer, {first!r} first: {so}", BelayWarning, stacklevel=2)
+
+
+def _waits(number: Tensor) -> bool:
+    """Whether to read a number is to wait for a device."""
+    return number.device.type != "cpu"

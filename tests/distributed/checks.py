@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import torchbelay as tb
-from torchbelay import _model, _swap, testing
+from torchbelay import _model, _stepper, _swap, testing
 
 TOLERANCE = 1e-13  # some ulps of numbers around 1, in float64
 ROWS = 12  # of a batch: a multiple of every number of ranks
@@ -501,7 +501,8 @@ def a_nan_on_one_rank_is_one_for_all(folder: Path) -> None:
 
 @on(2, 3, 4)
 def a_step_that_a_scaler_skips_is_skipped_by_all(folder: Path) -> None:
-    for fused in (False, True):
+    for fused, waits in ((False, False), (True, False), (True, True)):  # whether it skips is asked, or on the device
+        _stepper._waits = lambda number, waits=waits: waits
         run = fsdp(BELAY, adam=False)
         run.belay.detach()
         run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=0.1, fused=fused)
