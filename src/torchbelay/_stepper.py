@@ -1,6 +1,5 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from ._finite import Guard
 from ._roster import Roster
 from ._shard import local
 from ._validate import warn_of_feedback
-from ._warnings import BelayWarning
+from ._warnings import warn
 from .ops import foreach
 from .ops.around import Around, Motion, Move, Ready, choose, is_capturing
 from .ops.host import Host
@@ -469,7 +468,7 @@ def _follows(average: Average, wanted: list[Found]) -> bool:
 
 
 def _tell(what: str, first: str, so: str) -> None:
-    warnings.warn(f"{what} the optimizer, {first!r} first: {so}", BelayWarning, stacklevel=2)
+    warn(f"{what} the optimizer, {first!r} first: {so}")
 
 
 def _waits(number: Tensor) -> bool:

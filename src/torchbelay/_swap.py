@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from . import _model
 from ._average import Average, Entry, parts
 from ._shard import local, reshard
-from ._warnings import BelayWarning
+from ._warnings import warn
 from .ops import foreach
 from .ops.around import Around
 
@@ -76,11 +75,7 @@ class Swap:
             w2.copy_(w1)
             w1.copy_(weights)
         if converted:
-            warnings.warn(
-                f"the model was converted to {converted[0].w1.dtype} inside averaged(): the average was rounded to it",
-                BelayWarning,
-                stacklevel=2,
-            )
+            warn(f"the model was converted to {converted[0].w1.dtype} inside averaged(): the average was rounded to it")
 
     def changed_buffers(self) -> bool:
         """Whether anybody wrote to a buffer, or replaced it, since the swap."""

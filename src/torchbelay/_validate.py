@@ -1,13 +1,12 @@
 """What Belay refuses or warns of, before anything is attached."""
 
-import warnings
 from collections.abc import Iterable
 
 import torch
 from torch.optim import Optimizer
 
 from ._average import Found, inertias
-from ._warnings import BelayWarning
+from ._warnings import warn
 from .ops.around import has_triton, is_interpreted
 from .physics.coupling import Coupling
 from .physics.method import Method, Remembers
@@ -109,17 +108,13 @@ def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None, *, rou
     narrow = [(name, p) for name, p in pulled if p.dtype in lossy]
     if narrow:
         name, p = narrow[0]
-        warnings.warn(
+        warn(
             f"{len(narrow)} parameters that the average pulls are 16 bits wide ({name!r} is {p.dtype}): a pull smaller "
             f"than {torch.finfo(p.dtype).eps:.1g} of a weight rounds away. Keep the model in float32 under autocast, "
-            "or let the optimizer hold float32 master weights",
-            BelayWarning,
-            stacklevel=3,
+            "or let the optimizer hold float32 master weights"
         )
     if pulled and isinstance(optimizer, torch.optim.LBFGS):
-        warnings.warn(
+        warn(
             "LBFGS builds its curvature from the steps it took itself; a pull on the weights between them makes those "
-            "pairs wrong. Use an average that only watches (Spring.ema), or another optimizer",
-            BelayWarning,
-            stacklevel=3,
+            "pairs wrong. Use an average that only watches (Spring.ema), or another optimizer"
         )

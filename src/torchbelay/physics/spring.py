@@ -6,12 +6,11 @@ is done here and why.
 """
 
 import math
-import warnings
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from torchbelay._warnings import UnstableSpringWarning
+from torchbelay._warnings import UnstableSpringWarning, warn
 
 from . import _check
 from .coupling import Coupling, Inertia
@@ -71,7 +70,7 @@ class Spring:
                 "the weights from before the step; use follow='before', or leave c1 and c2 out"
             )
         if not self.is_stable:
-            warnings.warn(f"{self} is unstable: {self._why_unstable()}", UnstableSpringWarning, stacklevel=3)
+            warn(f"{self} is unstable: {self._why_unstable()}", UnstableSpringWarning)
 
     def __repr__(self) -> str:
         """The call that makes this spring: a checkpoint compares it."""

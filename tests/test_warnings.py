@@ -1,0 +1,48 @@
+"""A warning stands at the user's own line, however deep in torch and in the library it was found out."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import torchbelay as tb
+
+PULLS = tb.Spring(k=1.0, m1=10.0, m2=20.0)
+
+
+def an_unstable_spring() -> None:
+    tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=50.0)  # here
+
+
+def a_narrow_model() -> None:
+    model = nn.Linear(2, 2, dtype=torch.bfloat16)
+    tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), PULLS)  # here
+
+
+def a_late_parameter() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tb.Belay(model, optimizer, PULLS)
+    model.append(nn.Linear(2, 2))
+    optimizer.add_param_group({"params": model[1].parameters()})
+    optimizer.step()  # here
+
+
+def a_conversion_inside() -> None:
+    model = nn.Linear(2, 2, dtype=torch.float64)
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), tb.Spring.ema(decay=0.9))
+    with belay.averaged():  # here
+        model.float()
+
+
+@pytest.mark.parametrize("found", [an_unstable_spring, a_narrow_model, a_late_parameter, a_conversion_inside])
+def test_it_names_the_line(found: Callable[[], None]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found()
+    (told,) = [each for each in caught if issubclass(each.category, tb.BelayWarning)]
+    lines, first = inspect.getsourcelines(found)
+    assert (told.filename, told.lineno) == (__file__, first + [line.endswith("# here\n") for line in lines].index(True))
