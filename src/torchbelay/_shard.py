@@ -47,6 +47,14 @@ def reshard(model: nn.Module) -> None:
                 module.reshard()
 
 
+def is_flattened(model: nn.Module) -> bool:
+    """Whether FSDP1 has spread the model: flat pieces of all its weights, which do not know what they are part of."""
+    where = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    kind = getattr(where, "FullyShardedDataParallel", None)
+    modules = (module for module in model.modules() if kind is not None and isinstance(module, kind))
+    return any(module.sharding_strategy.name != "NO_SHARD" for module in modules)
+
+
 # Checkpoints and exports ------------------------------------------------------------------------------------------
 
 

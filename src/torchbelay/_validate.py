@@ -3,14 +3,28 @@
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ._average import Found, inertias
+from ._shard import is_flattened
 from ._warnings import warn
 from .ops.around import has_triton, is_interpreted
 from .physics.coupling import Coupling
 from .physics.method import Method, Remembers
 from .physics.spring import Spring
+
+
+def check_model(model: object) -> None:
+    """Only a module has names, and only whole tensors or DTensors have averages that can be evaluated and saved."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that is trained")
+    if is_flattened(model):
+        raise ValueError(
+            f"model={type(model).__name__} is spread by FullyShardedDataParallel (FSDP1), which cuts all weights into "
+            "flat pieces: their average could not be evaluated or saved; use torch.distributed.fsdp.fully_shard "
+            "(FSDP2), or ShardingStrategy.NO_SHARD"
+        )
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -14,7 +14,7 @@ from ._average import MAIN, Average, Entry, Rule, as_rule, describe, parts
 from ._hooks import StepHooks
 from ._stepper import Stepper
 from ._swap import Swap, uninterrupted
-from ._validate import check_kernels, check_optimizer, warn_of_feedback
+from ._validate import check_kernels, check_model, check_optimizer, warn_of_feedback
 from ._version import __version__
 from .ops import foreach
 from .options import OptionArguments, Options
@@ -63,8 +63,7 @@ class Belay:
     ) -> None:
         if spectators is not None and not isinstance(spectators, Mapping):
             raise TypeError(f"spectators={spectators!r} is not a dict; give each a name, as {{'short': ...}}")
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that is trained")
+        check_model(model)
         check_optimizer(optimizer)
         self._options = Options(**options)
         hosted = self._options.hosted

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -556,6 +556,26 @@ def replicas_of_ddp_have_the_average_of_one_process(folder: Path) -> None:
         assert all(torch.equal(everybody[0], other) for other in everybody)
     assert talks(run) == 0
     assert bool(run.belay.average_state_dict(full=True)) is (dist.get_rank() == 0)
+
+
+def fsdp1(model: nn.Module, strategy: str) -> nn.Module:
+    return FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), use_orig_params=True, sharding_strategy=ShardingStrategy[strategy]
+    )
+
+
+@on(2)
+def what_fsdp1_has_flattened_is_refused(folder: Path) -> None:
+    model = nn.Sequential(fsdp1(Net(), "FULL_SHARD"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"FullyShardedDataParallel \(FSDP1\).*use torch.distributed.fsdp.fully_shard"):
+        tb.Belay(model, optimizer, BELAY)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@on(2)
+def fsdp1_that_flattens_nothing_has_the_average_of_one_process(folder: Path) -> None:
+    compare(Run(BELAY, lambda net: fsdp1(net, "NO_SHARD"), share=mine), Run(BELAY))
 
 
 @on(4)
