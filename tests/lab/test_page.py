@@ -12,7 +12,8 @@ import sample_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
 
-DESK, PHONE = (1280, 900), (360, 740)
+DESK, PHONE, SMALL_PHONE = (1280, 900), (360, 740), (320, 640)
+WIDTHS = ("clientWidth", "scrollWidth")  # what there is of an element, and what it would need
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -160,7 +161,13 @@ def test_on_a_phone_a_table_of_numbers_has_each_beside_its_heading_and_none_that
     assert len(boxes) == 16 - 5
     assert {box["width"] for box in boxes} == {PHONE[0] - 2 * 16}
     assert max(box["height"] for box in boxes) < 60  # a line, or two where it is long
-    assert opened.value("document.querySelector('#figure-results .scroll').scrollWidth") <= PHONE[0]
+
+
+@pytest.mark.parametrize("size", [SMALL_PHONE, PHONE, DESK], ids=["small phone", "phone", "desk"])
+def test_nobody_has_to_scroll_a_table_of_numbers(visit: Callable[..., Opened], size: tuple[int, int]) -> None:
+    opened = visit(size)
+    room, taken = (opened.value(f"document.querySelector('#figure-results .scroll').{x}") for x in WIDTHS)
+    assert taken <= room
 
 
 def test_on_a_desk_a_table_of_numbers_fits_and_each_stands_below_its_heading(visit: Callable[..., Opened]) -> None:

@@ -273,6 +273,15 @@ def code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def pieces(cell: str) -> list[str]:
+    """What may stand on lines of its own in a narrow column: a number, its interval, what was lost.
+
+    >>> pieces("1.013 (1.006 to 1.02), 2 of 3 pairs")
+    ['1.013', '(1.006 to 1.02),', '2 of 3 pairs']
+    """
+    return re.split(r"(?<=,) | (?=\()", cell)
+
+
 def _duration(seconds: float) -> str:
     """A time as a person says it."""
     if seconds < 59.95:
@@ -284,5 +293,5 @@ def _duration(seconds: float) -> str:
 def _template() -> Template:
     """The page without its contents."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["code"] = code
+    environment.filters |= {"code": code, "pieces": pieces}
     return environment.from_string((files(__package__) / "page.html").read_text(encoding="utf-8"))
