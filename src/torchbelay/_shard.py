@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_FLATTENED = {"_fsdp_flattened", "_is_flat_param"}  # what FSDP1 marks an original parameter by, and a flat one
+
 
 def is_sharded(t: Tensor) -> bool:
     """Whether a tensor is a DTensor."""
@@ -48,11 +50,19 @@ def reshard(model: nn.Module) -> None:
 
 
 def is_flattened(model: nn.Module) -> bool:
-    """Whether FSDP1 has spread the model: flat pieces of all its weights, which do not know what they are part of."""
+    """Whether FSDP1 has made flat pieces of the weights, which do not know what they are part of.
+
+    It does not where it shards nothing and leaves the parameters as they are. Of a module inside its own nobody can
+    tell, and that one does not even hold what its forward computes with.
+    """
     where = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
-    kind = getattr(where, "FullyShardedDataParallel", None)
-    modules = (module for module in model.modules() if kind is not None and isinstance(module, kind))
-    return any(module.sharding_strategy.name != "NO_SHARD" for module in modules)
+    if where is None:
+        return False
+    wrappers = [module for module in model.modules() if isinstance(module, where.FullyShardedDataParallel)]
+    if any(each.sharding_strategy.name != "NO_SHARD" or not each._use_orig_params for each in wrappers):
+        return True
+    whole = {id(p) for each in wrappers for p in each.parameters()}
+    return any(_FLATTENED & {*vars(p)} and id(p) not in whole for p in model.parameters())
 
 
 # Checkpoints and exports ------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ def check_model(model: object) -> None:
         raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that is trained")
     if is_flattened(model):
         raise ValueError(
-            f"model={type(model).__name__} is spread by FullyShardedDataParallel (FSDP1), which cuts all weights into "
-            "flat pieces: their average could not be evaluated or saved; use torch.distributed.fsdp.fully_shard "
-            "(FSDP2), or ShardingStrategy.NO_SHARD"
+            f"model={type(model).__name__} has been flattened by FullyShardedDataParallel (FSDP1), and an average of "
+            "flat pieces can be neither evaluated nor saved; use torch.distributed.fsdp.fully_shard (FSDP2), or pass "
+            "the FSDP1 module as a whole, with ShardingStrategy.NO_SHARD and use_orig_params=True"
         )
 
 

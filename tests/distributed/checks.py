@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -502,7 +503,6 @@ def a_nan_on_one_rank_is_one_for_all(folder: Path) -> None:
 @on(2, 3, 4)
 def a_step_that_a_scaler_skips_is_skipped_by_all(folder: Path) -> None:
     for fused, waits in ((False, False), (True, False), (True, True)):  # whether it skips is asked, or on the device
-        _stepper._waits = lambda number, waits=waits: waits
         run = fsdp(BELAY, adam=False)
         run.belay.detach()
         run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=0.1, fused=fused)
@@ -514,7 +514,8 @@ def a_step_that_a_scaler_skips_is_skipped_by_all(folder: Path) -> None:
             if step == 2:
                 before = everything(run)
                 run.model.second.weight.grad.fill_(float("inf"))
-            scaler.step(run.optimizer)
+            with mock.patch.object(_stepper, "_waits", lambda number, waits=waits: waits):
+                scaler.step(run.optimizer)
             scaler.update()
             if step == 2:
                 assert same(everything(run), before)
@@ -558,19 +559,23 @@ def replicas_of_ddp_have_the_average_of_one_process(folder: Path) -> None:
     assert bool(run.belay.average_state_dict(full=True)) is (dist.get_rank() == 0)
 
 
-def fsdp1(model: nn.Module, strategy: str) -> nn.Module:
+def fsdp1(model: nn.Module, strategy: str, *, use_orig_params: bool = True) -> nn.Module:
+    how = ShardingStrategy[strategy]
     return FullyShardedDataParallel(
-        model, device_id=torch.device("cpu"), use_orig_params=True, sharding_strategy=ShardingStrategy[strategy]
+        model, device_id=torch.device("cpu"), use_orig_params=use_orig_params, sharding_strategy=how
     )
 
 
 @on(2)
 def what_fsdp1_has_flattened_is_refused(folder: Path) -> None:
-    model = nn.Sequential(fsdp1(Net(), "FULL_SHARD"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"FullyShardedDataParallel \(FSDP1\).*use torch.distributed.fsdp.fully_shard"):
-        tb.Belay(model, optimizer, BELAY)
-    assert not optimizer._optimizer_step_pre_hooks
+    inside = [nn.Sequential(fsdp1(Net(), how)) for how in ("FULL_SHARD", "SHARD_GRAD_OP")]
+    flat = [fsdp1(Net(), how, use_orig_params=False) for how in ("FULL_SHARD", "NO_SHARD")]
+    around = [fsdp1(Net(), "FULL_SHARD").module, flat[0].module, fsdp1(Net(), "FULL_SHARD").first]
+    for model in (*inside, *flat, *around):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(ValueError, match=r"by FullyShardedDataParallel \(FSDP1\).*use .*fully_shard \(FSDP2\)"):
+            tb.Belay(model, optimizer, BELAY)
+        assert not optimizer._optimizer_step_pre_hooks
 
 
 @on(2)
