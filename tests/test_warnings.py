@@ -1,5 +1,6 @@
 """A warning stands at the user's own line, however deep in torch and in the library it was found out."""
 
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,10 @@ PULLS = tb.Spring(k=1.0, m1=10.0, m2=20.0)
 
 def an_unstable_spring() -> None:
     tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=50.0)  # here
+
+
+def a_changed_spring() -> None:
+    dataclasses.replace(tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0), c1=50.0)  # here
 
 
 def a_narrow_model() -> None:
@@ -38,7 +43,9 @@ def a_conversion_inside() -> None:
         model.float()
 
 
-@pytest.mark.parametrize("found", [an_unstable_spring, a_narrow_model, a_late_parameter, a_conversion_inside])
+@pytest.mark.parametrize(
+    "found", [an_unstable_spring, a_changed_spring, a_narrow_model, a_late_parameter, a_conversion_inside]
+)
 def test_it_names_the_line(found: Callable[[], None]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -46,3 +53,10 @@ def test_it_names_the_line(found: Callable[[], None]) -> None:
     (told,) = [each for each in caught if issubclass(each.category, tb.BelayWarning)]
     lines, first = inspect.getsourcelines(found)
     assert (told.filename, told.lineno) == (__file__, first + [line.endswith("# here\n") for line in lines].index(True))
+
+
+def test_code_without_a_name_runs_too() -> None:
+    """Python itself keeps silent there."""
+    room = {"__name__": None, "Spring": tb.Spring}
+    exec("spring = Spring(k=1.0, m1=10.0, m2=20.0, c1=50.0)", room)
+    assert not room["spring"].is_stable

@@ -105,7 +105,7 @@ class Stepper:
                 "buffers, or weights that go the foreach way); take the step outside the graph"
             )
         if found_inf is not None:
-            if not ask and _waits(found_inf):
+            if not ask and (replayed or _waits(found_inf)):
                 work.keep = (found_inf.reshape(()) == 0).to(torch.float32)
             elif bool(found_inf):
                 self._work = Work(skipped=True)

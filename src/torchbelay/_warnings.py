@@ -3,7 +3,12 @@
 import sys
 import warnings
 
-_ON_THE_WAY = ("torchbelay", "torch", "contextlib")  # between a user's line and what we have to say about it
+_ON_THE_WAY = (
+    "torchbelay",
+    "torch",
+    "contextlib",
+    "dataclasses",
+)  # between a user's line and what we have to say about it
 
 
 class BelayWarning(UserWarning):
@@ -21,6 +26,6 @@ class UnstableSpringWarning(BelayWarning):
 def warn(message: str, category: type[BelayWarning] = BelayWarning) -> None:
     """Warn at the line that led here, whatever of this library and of torch lies between."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _ON_THE_WAY:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _ON_THE_WAY:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
