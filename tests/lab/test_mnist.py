@@ -159,7 +159,7 @@ def test_the_long_runs_are_shown_as_soon_as_there_are_any(plates: dict[str, Plat
     assert "still to come" not in plate.title
     assert "not been run" not in plate.caption
     assert "10,000 samples" in plate.caption
-    assert "FID over all seeds: EMA at 0.001" in plates["mnist-samples"].caption
+    assert "FID, mean over seeds: EMA at 0.001" in plates["mnist-samples"].caption
     no_fid = drawn(without(score_records.mnist(), kind="fid"))["mnist-table1"]
     assert "FID has not been run." in no_fid.caption
 
@@ -230,7 +230,7 @@ def test_pictures_of_arms_at_rates_of_their_own_stand_in_one_row(planned: dict[s
     own = ["EMA, 0.001", "matched EMA, 0.001", "BELAY, 0.0003", "BELAY m1 2e4, 0.001"]
     assert pictures(planned["mnist-samples"]) == [(0, title) for title in own]
     told = "EMA at 0.001 15.0 ± 1; matched EMA at 0.001 15.0 ± 1; BELAY at 0.0003 12.0 ± 0.8; BELAY m1 2e4"
-    assert f"FID over all seeds: {told}" in planned["mnist-samples"].caption
+    assert f"FID, mean over seeds: {told}" in planned["mnist-samples"].caption
     assert "of seed 3, from the same noise everywhere" in planned["mnist-samples"].caption
     two_more = [score_records.grid("table1", arm, 3e-4) | {"seed": 3} for arm in ("EMA", "matched EMA")]
     made = drawn(with_table1(score_records.mnist(), [*table1(), *two_more]))["mnist-samples"]
@@ -246,9 +246,9 @@ def test_what_a_collapsed_network_makes_is_not_drawn() -> None:
     plate, table = made["mnist-samples"], made["mnist-table1"]
     assert [title for _, title in pictures(plate)] == ["EMA, 0.001", "matched EMA, 0.001", "BELAY, 0.0003"]
     assert arm not in plate.caption
-    assert f"; {arm} lost in 1 of 1 seeds, 1 of 3 seeds drawn." in table.caption
+    assert f"; {arm} ÷ EMA: {arm} lost in 1 of 1 seeds, 1 of 3 seeds drawn." in table.caption
     assert f"{arm} at 0.001" not in table.caption
-    assert cells(table, f"{arm} at 0.001")["w2 FID"] == "lost"
+    assert cells(table, f"{arm} at 0.001")["w2 FID"] == "lost, 1 of 3 drawn"
 
 
 def collapsed(arm: str) -> Callable[[Record], Record]:

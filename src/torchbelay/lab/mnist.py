@@ -213,8 +213,8 @@ def _fids(records: Sequence[Record], study: Study) -> str:
 
 
 def _said(one: str, other: str, found: Comparison) -> str:
-    """The ratio of two arms and what they lost; what they lost alone, if there is no ratio."""
-    return found.what_was_lost(one, other) if found.point is None else f"{one} ÷ {other} {found.said(one, other)}"
+    """The ratio of two arms and what they lost."""
+    return f"{one} ÷ {other}{':' if found.point is None else ''} {found.said(one, other)}"
 
 
 def _of(seeds: int, study: Study) -> str:

@@ -42,7 +42,7 @@ def result(records: Sequence[Record], study: Study, arm: str, lr: float) -> tupl
         for images in ("train", "test"):
             losses = study.losses(arm, lr, weights, images).values()
             cells.append(cell((None if is_lost(loss) else loss for loss in losses), "#.3g"))
-        cells.append(cell(fids(records, study, arm, lr, weights).values(), ".1f"))
+        cells.append(fid_cell(records, study, arm, lr, weights))
         if weights == "w2":
             cells.append(_against_ema(study, arm, lr))
     return (*cells, str(len(study.at(arm, lr))))
@@ -70,6 +70,12 @@ def cell(values: Iterable[float | None], form: str) -> str:
     average = math.fsum(known) / len(known)
     text = f"{average:{form}}" + (f" ± {_short(stdev(known))}" if len(known) > 1 else "")
     return text if len(known) == len(values) else f"{text}, {len(values) - len(known)} of {len(values)} lost"
+
+
+def fid_cell(records: Sequence[Record], study: Study, arm: str, lr: float, weights: str = "w2") -> str:
+    """The FIDs of the seeds, and of how many there are any, if not of all."""
+    found, trained = fids(records, study, arm, lr, weights), len(study.at(arm, lr))
+    return cell(found.values(), ".1f") + (f", {len(found)} of {trained} drawn" if 0 < len(found) < trained else "")
 
 
 def _short(value: float) -> str:
@@ -176,11 +182,11 @@ def samples(records: Sequence[Record], part: str, title: str) -> Plate | None:
         ax.set_title(f"{arm}, {lr:g}", fontsize=9, loc="center", color=colour(arm))
     seeds = sorted({r["seed"] for r in first.values()})
     same = f"of seed {seeds[0]}, from the same noise everywhere" if len(seeds) == 1 else "of several seeds"
-    told = {(arm, lr): fids(records, studies[first[arm, lr]["study"]], arm, lr).values() for arm, lr in order}
-    said = "; ".join(f"{arm} at {lr:g} {cell(values, '.1f')}" for (arm, lr), values in told.items() if values)
+    told = {(arm, lr): fid_cell(records, studies[first[arm, lr]["study"]], arm, lr) for arm, lr in order}
+    said = "; ".join(f"{arm} at {lr:g} {fid}" for (arm, lr), fid in told.items() if fid != MISSING)
     caption = (
         f"Drawn with the average's weights at the end of training, {same}: the first ones, not chosen. Above each its "
-        f"arm and learning rate.{f' FID over all seeds: {said}.' if said else ''}{_nothing_to_draw(records)}"
+        f"arm and learning rate.{f' FID, mean over seeds: {said}.' if said else ''}{_nothing_to_draw(records)}"
     )
     return Plate(f"{part}-samples", title, caption, fig)
 
@@ -212,11 +218,12 @@ def _works(study: Study, grid: Record) -> bool:
 
 def _nothing_to_draw(records: Sequence[Record]) -> str:
     """Which arms lost every seed at which rates, as a sentence, where a FID was asked for."""
-    asked = {(r["study"], r["arm"], r["lr"]) for r in of(records, "fid")}
-    lost = {key[1:] for key in asked if not any(Study(records, key[0]).kept(*key[1:]).values())}
     gone: dict[float, list[str]] = {}
-    for arm, lr in sorted(lost, key=_by_rate):
-        gone.setdefault(lr, []).append(arm)
+    asked = {(r["arm"], r["lr"]): Study(records, r["study"]) for r in of(records, "fid")}
+    for arm, lr in sorted(asked, key=_by_rate):
+        seeds = asked[arm, lr].kept(arm, lr) or fids(records, asked[arm, lr], arm, lr)  # a FID's run may be missing
+        if not any(seeds.values()):
+            gone.setdefault(lr, []).append(arm)
     said = [f"at {lr:g} {listed(arms)}" for lr, arms in gone.items()]
     return f" Lost, so that there is nothing to draw: {'; '.join(said)}." if said else ""
 
