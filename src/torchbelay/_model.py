@@ -4,7 +4,6 @@ Wrappers (DDP, torch.compile, FSDP1, activation checkpointing) are recognised by
 root and inside; names are never cut, so that an attribute of the user's own called `module` keeps its name.
 """
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._shard import is_sharded, reshard
+from ._shard import is_sharded, loaded, reshard
 
 # Where each wrapper is defined, and the attribute it keeps the wrapped module in. The classes are looked up in what is
 # already imported: a model cannot be wrapped by a class that nobody has loaded.
@@ -29,8 +28,7 @@ _WRAPPERS = (
 def _wrapped_under(module: nn.Module) -> str | None:
     """The attribute under which `module` keeps the module it wraps; None if it is no wrapper."""
     for where, name, attribute in _WRAPPERS:
-        wrapper = getattr(sys.modules.get(where), name, None)
-        if wrapper is not None and isinstance(module, wrapper):
+        if isinstance(module, loaded(where, name)):
             return attribute
     return None
 

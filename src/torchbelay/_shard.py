@@ -16,10 +16,14 @@ from torch import Tensor, nn
 _FLATTENED = {"_fsdp_flattened", "_is_flat_param"}  # what FSDP1 marks an original parameter by, and a flat one
 
 
+def loaded(where: str, name: str) -> Any:
+    """A class if somebody has imported its module, else what nothing is an instance of."""
+    return getattr(sys.modules.get(where), name, ())
+
+
 def is_sharded(t: Tensor) -> bool:
     """Whether a tensor is a DTensor."""
-    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return kind is not None and isinstance(t, kind)
+    return isinstance(t, loaded("torch.distributed.tensor", "DTensor"))
 
 
 def local(t: Tensor) -> Tensor:
@@ -42,23 +46,20 @@ def reshard(model: nn.Module) -> None:
     The root keeps that until the next backward: as long as it does, it computes with the old weights whatever is
     written to the shards, and has other parameters than the optimizer.
     """
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    if kind is not None:
-        for module in model.modules():
-            if isinstance(module, kind):
-                module.reshard()
+    kind = loaded("torch.distributed.fsdp", "FSDPModule")
+    for module in model.modules() if kind else ():
+        if isinstance(module, kind):
+            module.reshard()
 
 
 def is_flattened(model: nn.Module) -> bool:
     """Whether FSDP1 has made flat pieces of the weights, which do not know what they are part of.
 
-    It does not where it shards nothing and leaves the parameters as they are. Of a module inside its own nobody can
-    tell, and that one does not even hold what its forward computes with.
+    It has not where it shards nothing and keeps the original parameters. Of a module from inside FSDP1 nobody can tell:
+    its parameters are marked, but how they are sharded only what wraps them knows.
     """
-    where = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
-    if where is None:
-        return False
-    wrappers = [module for module in model.modules() if isinstance(module, where.FullyShardedDataParallel)]
+    kind = loaded("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
+    wrappers = [module for module in model.modules() if isinstance(module, kind)]
     if any(each.sharding_strategy.name != "NO_SHARD" or not each._use_orig_params for each in wrappers):
         return True
     whole = {id(p) for each in wrappers for p in each.parameters()}
