@@ -257,6 +257,17 @@ def test_only_on_a_device_is_a_number_waited_for() -> None:
     assert WAITS(torch.zeros((), device="meta"))
 
 
+def test_while_a_graph_is_captured_nothing_is_asked(
+    fused_alone: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host decided then, every replay would repeat."""
+    inner, reads = fused_alone
+    run = Run(CONSTANT["belay"], inner, "fused")
+    monkeypatch.setattr(_stepper.Stepper, "_is_capturing", lambda stepper: True)
+    assert numbers_read(run) == reads
+    assert run.belay.step == 1
+
+
 @pytest.mark.parametrize("how", COUNTING)
 def test_a_method_that_counts_steps_must_ask_whether_each_took_place(how: str, fused_alone: tuple[str, int]) -> None:
     inner, reads = fused_alone
