@@ -26,11 +26,11 @@ test: setup ## every test, with coverage
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/lab src/torchbelay/lab
 	$(BIN)/coverage report
 	$(BIN)/coverage report --fail-under=95 --format=total \
-		--include='src/torchbelay/physics/*,src/torchbelay/ops/*,src/torchbelay/belay.py'
+		--include='src/torchbelay/physics/*,src/torchbelay/ops/*,src/torchbelay/belay/*'
 
 soak: setup ## ten minutes of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints
 	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 \
-		$(BIN)/python -m pytest -n auto --durations=5 tests/test_soak.py tests/test_kill.py tests/test_fuzz_checkpoint.py
+		$(BIN)/python -m pytest -n auto --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py tests/behaviour/test_fuzz_checkpoint.py
 
 lint: setup ## style, types and the direction of imports
 	$(BIN)/ruff format --check .

@@ -13,8 +13,8 @@ if not torch.cuda.is_available():
 @pytest.fixture(params=["asked", "unasked"])
 def skipping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether GradScaler skips a step is asked, as with a CPU, or known to the device alone, as with a GPU."""
-    from torchbelay import _stepper
+    from torchbelay.belay import stepper
 
     if request.param == "unasked":
-        monkeypatch.setattr(_stepper, "_waits", lambda number: True)
+        monkeypatch.setattr(stepper, "_waits", lambda number: True)
     return str(request.param)

@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this platform")
 
 import torchbelay as tb
-from problems import MLP, advance, different, everything, f32, same
+from helpers.problems import MLP, advance, different, everything, f32, same
 from torchbelay import optim
 from torchbelay.ops.triton import fused
 

@@ -2,12 +2,12 @@
 
 from . import optim
 from ._version import __version__ as __version__
-from ._warnings import BelayWarning, UnstableSpringWarning
 from .belay import Belay
 from .physics import methods
 from .physics.coupling import Coupling
 from .physics.method import Method
 from .physics.spring import Spring
+from .physics.warnings import BelayWarning, UnstableSpringWarning
 
 __all__ = [
     "Belay",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ._stepper import Stepper
+    from .belay.stepper import Stepper
 
 __all__ = ["SGD", "Adam", "AdamW"]
 

@@ -1,4 +1,4 @@
-"""Sharded and replicated training on 1, 2, 3 and 4 real processes; the checks themselves are in checks.py."""
+"""Sharded and replicated training on 1, 2, 3 and 4 real processes; the checks themselves are in rank_checks.py."""
 
 import json
 import os
@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import checks
 import pytest
-import ranks
 from filelock import FileLock
 
-CASES = [(name, world) for world in sorted(ranks.WORLDS) for name in checks.for_ranks(world)]
+from helpers import rank_checks, ranks
+
+CASES = [(name, world) for world in sorted(ranks.WORLDS) for name in rank_checks.for_ranks(world)]
 
 
 @pytest.fixture(scope="session")

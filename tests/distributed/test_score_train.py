@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import score_ranks
 import torch
 from filelock import FileLock
 
-from problems import different, everything
+from helpers import score_ranks
+from helpers.problems import different, everything
+from helpers.root import ROOT
 from torchbelay.lab import records
-from torchbelay.lab.score.folder import Folder
+from torchbelay.lab.score.training.folder import Folder
 
 
 class Runs:
@@ -48,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Runs:
     with FileLock(shared / "score-ranks.lock"):
         if not folder.exists():
             folder.mkdir()
-            paths = [str(Path(__file__).parent.parent), *sys.path]
+            paths = [str(ROOT / "tests"), *sys.path]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
                 environment.pop(name, None)
@@ -80,7 +81,7 @@ def test_two_processes_learn_what_one_does(runs: Runs) -> None:
 
 
 def _fresh() -> dict[str, torch.Tensor]:
-    from tiny_score import NCSN_PRESET
+    from helpers.tiny_score import NCSN_PRESET
 
     torch.manual_seed(0)
     return dict(NCSN_PRESET.objective.network().named_parameters())

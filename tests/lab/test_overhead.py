@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from torchbelay.lab import overhead, style
+from torchbelay.lab import overhead
 from torchbelay.lab.overhead import ARMS, BELAY, EMA, NETWORKS, PLAIN, TORCH, cost
 from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.records import without_times
+from torchbelay.lab.report import style
 
 QUICK = Settings(seed=0, quick=True)
 

@@ -17,11 +17,12 @@ import pytest
 from rich.console import Console
 
 from torchbelay.cli import main
-from torchbelay.lab import records, reproduce, style
+from torchbelay.lab import records, reproduce
 from torchbelay.lab.claims import CLAIMS
 from torchbelay.lab.claims.verdict import Answer, Claim, Finding, Verdict
 from torchbelay.lab.part import LabError, Plate, Record, Settings
-from torchbelay.lab.parts import PARTS
+from torchbelay.lab.registry import PARTS
+from torchbelay.lab.report import style
 from torchbelay.lab.workers import Done, Event, Failed, Progress
 
 # Parts that cost nothing ----------------------------------------------------------------------------------------------

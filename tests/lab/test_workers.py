@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from golden_records import QUICK, quick
-from torchbelay.lab import fig1
+from helpers.golden_records import QUICK, quick
 from torchbelay.lab.part import Settings
+from torchbelay.lab.plane import fig1
 from torchbelay.lab.records import without_times
 from torchbelay.lab.workers import Done, Event, Failed, Progress, _receive, work
 

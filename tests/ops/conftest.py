@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import problems
+from helpers import problems
 from torchbelay.ops import reference
 from torchbelay.physics.spring import Spring
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from torchbelay._warnings import UnstableSpringWarning
 from torchbelay.physics.spring import Spring
+from torchbelay.physics.warnings import UnstableSpringWarning
 
 INF = math.inf
 TWO_D = {"k": 1.0, "m1": 10.0, "m2": 20.0}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from torchbelay._warnings import UnstableSpringWarning
 from torchbelay.physics.spring import Force, Spring
+from torchbelay.physics.warnings import UnstableSpringWarning
 
 Array = NDArray[np.float64]
 Setting = dict[str, Any]

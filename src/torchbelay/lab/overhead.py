@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 from torchbelay.belay import Belay
 from torchbelay.physics.spring import Spring
 
-from . import style
 from .part import Plate, Record, Settings, Tick
+from .report import style
 from .threads import one_thread
 
 NAME = "overhead"

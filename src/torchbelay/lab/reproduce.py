@@ -11,11 +11,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from . import records as on_disk
-from . import report
 from .claims import judge
 from .claims.verdict import Answer, Verdict
 from .part import LabError, Plate, Record, Settings
-from .parts import ALONE, PARTS
+from .registry import ALONE, PARTS
+from .report import build
 from .workers import Done, Failed, work
 
 ALL = "all"
@@ -163,7 +163,7 @@ def _report(out: Path, heads: dict[str, Record], found: dict[str, list[Record]],
     plates = {name: _draw(name, lines, out) for name, lines in found.items()}
     titles = {name: part.TITLE for name, part in PARTS.items()}
     try:
-        return report.build(out, heads, found, verdicts, plates, titles=titles)
+        return build.build(out, heads, found, verdicts, plates, titles=titles)
     except (RuntimeError, *_LACKING) as error:
         records = path_of(out, ALL).parent
         raise LabError(f"no report can be drawn from {records} ({error!r}); run again with --force") from error

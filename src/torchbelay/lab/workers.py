@@ -109,7 +109,7 @@ def _receive(pipe: Connection, name: str, process: Any) -> Event:
 
 def _serve(pipe: Connection, name: str, settings: Settings) -> None:
     """What a process does."""
-    from .parts import PARTS
+    from .registry import PARTS
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in _deaf, for processes that nobody forks
     torch.set_num_threads(1)

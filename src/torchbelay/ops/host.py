@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from . import foreach
-from .around import IMPLEMENTATIONS, Count, Foreach, Lists, Motion, Move, Ready, Reference
-from .foreach import Swing, Tensors
+from . import arithmetic
+from .arithmetic import Swing, Tensors
+from .backend import IMPLEMENTATIONS, Count, Foreach, Lists, Motion, Move, Ready, Reference
 
 
 class Host:
@@ -49,7 +49,7 @@ class Host:
 
     def exchange_(self, x: Tensors, y: Tensors) -> None:
         """Trade contents, piece by piece through the device."""
-        foreach.exchange_(x, y)
+        arithmetic.exchange_(x, y)
 
     def wait(self) -> None:
         """Return when everything is in host memory."""
@@ -91,7 +91,7 @@ class _Ready:
             if self._inner.name == "foreach" and motion.leads:
                 device = lists.w1[0].device
                 with self._host.beside(device, keep, *(w.detach() for w in lists.w1)):
-                    for w1, w2 in foreach._pieces(lists.w1, lists.w2):
+                    for w1, w2 in arithmetic._pieces(lists.w1, lists.w2):
                         there = _copies(w2, device)
                         self._inner.before(w1, there, motion, keep)
                         _return(w2, there)
@@ -104,7 +104,7 @@ class _Ready:
             device = lists.w1[0].device
             with self._host.beside(device, keep, copy, *(w.detach() for w in lists.w1)):
                 columns = [lists.w1, lists.w2] + ([] if copy is None else [copy]) + ([lists.v2] if lists.v2 else [])
-                for w1, w2, *rest in foreach._pieces(*columns):
+                for w1, w2, *rest in arithmetic._pieces(*columns):
                     before = None if copy is None else rest.pop(0)
                     there, swing = _copies(w2, device), motion.swing2
                     if swing is not None:

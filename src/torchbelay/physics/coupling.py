@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from . import _check
+from . import arguments
 
 
 class Split(NamedTuple):
@@ -94,7 +94,7 @@ class Coupling:
         >>> round(heavy_ball.max_stable_lr(curvature=1.0), 12)  # 2(1 + μ), as everybody knows it
         3.8
         """
-        h = _check.number("curvature", curvature, low=0)
+        h = arguments.number("curvature", curvature, low=0)
         if not 0 <= self.rate <= 2 or self.b * self.p + self.a * self.q < 0:
             return 0.0  # apart already without any gradient, or driven uphill
         flip = self.p * (2 - self.b) - self.a * self.q  # a root through −1
@@ -114,7 +114,7 @@ class Coupling:
         (0.17, 0.34)
         """
         self._check_relaxes()
-        c, n = self.rate, _check.whole("n", n, low=1)
+        c, n = self.rate, arguments.whole("n", n, low=1)
         if c == 0:
             steps = float(n)
         elif c < 1:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from . import _check
+from . import arguments
 from .coupling import Coupling
 from .method import Law, Method, Remembers, Varies
 from .spring import Follow, Spring
@@ -75,22 +75,24 @@ class ema:
     follow: Follow = "after"
 
     def __post_init__(self) -> None:
-        given = _check.exactly_one(decay=self.decay, half_life=self.half_life, half_life_samples=self.half_life_samples)
+        given = arguments.exactly_one(
+            decay=self.decay, half_life=self.half_life, half_life_samples=self.half_life_samples
+        )
         if self.decay is not None:
-            _check.number("decay", self.decay, low=0, high=1)
+            arguments.number("decay", self.decay, low=0, high=1)
         else:
-            _check.number(given, getattr(self, given), low=0)
+            arguments.number(given, getattr(self, given), low=0)
         if (self.half_life_samples is None) != (self.batch_size is None):
             raise ValueError(
                 f"half_life_samples={self.half_life_samples!r} and batch_size={self.batch_size!r} go together: "
                 "batch_size counts the samples that one optimizer step sees"
             )
         if self.batch_size is not None:
-            _check.whole("batch_size", self.batch_size, low=1)
+            arguments.whole("batch_size", self.batch_size, low=1)
         if self.warmup is not None:
-            _check.one_of("warmup", self.warmup, ("ratio", "inverse-power"))
-        _check.number("power", self.power, low=0)
-        _check.one_of("follow", self.follow, _FOLLOW)
+            arguments.one_of("warmup", self.warmup, ("ratio", "inverse-power"))
+        arguments.number("power", self.power, low=0)
+        arguments.one_of("follow", self.follow, _FOLLOW)
 
     @property
     def varies(self) -> Varies:
@@ -139,7 +141,7 @@ class swa:
     varies: ClassVar[Varies] = "step"
 
     def __post_init__(self) -> None:
-        _check.whole("every", self.every, low=1)
+        arguments.whole("every", self.every, low=1)
 
     @property
     def rhythm(self) -> bool:
@@ -175,13 +177,13 @@ class power_ema:
     varies: ClassVar[Varies] = "step"
 
     def __post_init__(self) -> None:
-        if _check.exactly_one(gamma=self.gamma, sigma_rel=self.sigma_rel) == "gamma":
+        if arguments.exactly_one(gamma=self.gamma, sigma_rel=self.sigma_rel) == "gamma":
             assert self.gamma is not None
-            _check.number("gamma", self.gamma, low=0, open_low=False)
+            arguments.number("gamma", self.gamma, low=0, open_low=False)
         else:
             assert self.sigma_rel is not None
             # γ = 0, the uniform average, is the widest: σ_rel = 1/√12
-            _check.number("sigma_rel", self.sigma_rel, low=0, high=math.nextafter(12**-0.5, 1))
+            arguments.number("sigma_rel", self.sigma_rel, low=0, high=math.nextafter(12**-0.5, 1))
 
     @cached_property
     def exponent(self) -> float:
@@ -219,12 +221,12 @@ class easgd:
     rho: float | None = None
 
     def __post_init__(self) -> None:
-        if _check.exactly_one(alpha=self.alpha, rho=self.rho) == "alpha":
+        if arguments.exactly_one(alpha=self.alpha, rho=self.rho) == "alpha":
             assert self.alpha is not None
-            _check.number("alpha", self.alpha, low=0, high=1)
+            arguments.number("alpha", self.alpha, low=0, high=1)
         else:
             assert self.rho is not None
-            _check.number("rho", self.rho, low=0)
+            arguments.number("rho", self.rho, low=0)
 
     @property
     def varies(self) -> Varies:
@@ -258,8 +260,8 @@ class lookahead:
     pulls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check.whole("k", self.k, low=1)
-        _check.number("alpha", self.alpha, low=0, high=math.nextafter(1, 2))
+        arguments.whole("k", self.k, low=1)
+        arguments.number("alpha", self.alpha, low=0, high=math.nextafter(1, 2))
 
     @property
     def period(self) -> int:
@@ -296,8 +298,8 @@ class switch_ema:
     pulls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check.number("decay", self.decay, low=0, high=1)
-        _check.whole("every", self.every, low=1)
+        arguments.number("decay", self.decay, low=0, high=1)
+        arguments.whole("every", self.every, low=1)
 
     @property
     def period(self) -> int:
@@ -326,7 +328,7 @@ class _Momentum(Remembers):
     remembers: ClassVar[int] = 3  # step, lr, lr of the step before
 
     def __post_init__(self) -> None:
-        _check.number("momentum", self.momentum, low=0, high=1, open_low=False)
+        arguments.number("momentum", self.momentum, low=0, high=1, open_low=False)
 
     def _repulsion(self, step: int, lr: float) -> float:
         """Return −μ·lr_t/lr_{t−1}, which turns the last displacement into this learning rate's."""
@@ -392,8 +394,8 @@ class primal_averaging:
     varies: ClassVar[Varies] = "never"
 
     def __post_init__(self) -> None:
-        _check.number("mu_x", self.mu_x, low=0, high=1, open_low=False)
-        _check.number("mu_y", self.mu_y, low=0, high=1, open_low=False)
+        arguments.number("mu_x", self.mu_x, low=0, high=1, open_low=False)
+        arguments.number("mu_y", self.mu_y, low=0, high=1, open_low=False)
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling, the same at every step."""
@@ -421,9 +423,9 @@ class schedule_free(Remembers):
     remembers: ClassVar[int] = 5  # step, largest lr, sum of weights; and the last two before this step
 
     def __post_init__(self) -> None:
-        _check.number("beta", self.beta, low=0, high=1, open_low=False)
-        _check.number("r", self.r, low=0, open_low=False)
-        _check.number("weight_lr_power", self.weight_lr_power, low=0, open_low=False)
+        arguments.number("beta", self.beta, low=0, high=1, open_low=False)
+        arguments.number("r", self.r, low=0, open_low=False)
+        arguments.number("weight_lr_power", self.weight_lr_power, low=0, open_low=False)
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; call once a step, in order, if `lr` changes."""
@@ -466,9 +468,9 @@ class centred:
     varies: ClassVar[Varies] = "never"
 
     def __post_init__(self) -> None:
-        _check.number("theta", self.theta, low=-1)
-        _check.number("rate", self.rate, low=0, high=1)
-        _check.one_of("follow", self.follow, _FOLLOW)
+        arguments.number("theta", self.theta, low=-1)
+        arguments.number("rate", self.rate, low=0, high=1)
+        arguments.one_of("follow", self.follow, _FOLLOW)
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling, the same at every step."""

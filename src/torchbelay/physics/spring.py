@@ -10,12 +10,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from torchbelay._warnings import UnstableSpringWarning, warn
-
-from . import _check
+from . import arguments
 from .coupling import Coupling, Inertia
 from .explain import explain
 from .modes import Modes
+from .warnings import UnstableSpringWarning, warn
 
 Follow = Literal["before", "after"]
 Force = Literal["derived", "printed"]
@@ -59,9 +58,9 @@ class Spring:
 
     def __post_init__(self) -> None:
         for name in ("k", "dt"):
-            self._set(name, _check.number(name, getattr(self, name), low=0))
-        _check.one_of("follow", self.follow, ("before", "after"))
-        _check.one_of("force", self.force, ("derived", "printed"))
+            self._set(name, arguments.number(name, getattr(self, name), low=0))
+        arguments.one_of("follow", self.follow, ("before", "after"))
+        arguments.one_of("force", self.force, ("derived", "printed"))
         for index in ("1", "2"):
             self._check_mass(index)
         if self.has_velocity and self.follow == "after":
@@ -84,7 +83,7 @@ class Spring:
         object.__setattr__(self, name, value)  # frozen: only here, so that 1 and 1.0 make the same spring
 
     def _check_mass(self, index: str) -> None:
-        m = _check.positive_or_inf("m" + index, getattr(self, "m" + index))
+        m = arguments.positive_or_inf("m" + index, getattr(self, "m" + index))
         self._set("m" + index, m)
         kappa = self._kappa(m)
         if kappa >= 1:
@@ -101,7 +100,7 @@ class Spring:
                 )
             self._set("c" + index, None)  # inf = 2·inf/dt is the default
         elif c is not None:
-            self._set("c" + index, _check.number("c" + index, c, low=0, open_low=False))
+            self._set("c" + index, arguments.number("c" + index, c, low=0, open_low=False))
 
     def _kappa(self, m: float) -> float:
         return 0.0 if m == math.inf else self.k * self.dt * self.dt / 2 / m
@@ -122,12 +121,12 @@ class Spring:
         >>> Spring.ema(decay=0.999).half_life
         692.8...
         """
-        if _check.exactly_one(decay=decay, half_life=half_life) == "half_life":
+        if arguments.exactly_one(decay=decay, half_life=half_life) == "half_life":
             assert half_life is not None
-            new = -math.expm1(-math.log(2) / _check.number("half_life", half_life, low=0))
+            new = -math.expm1(-math.log(2) / arguments.number("half_life", half_life, low=0))
         else:
             assert decay is not None
-            new = 1 - _check.number("decay", decay, low=0, high=1)
+            new = 1 - arguments.number("decay", decay, low=0, high=1)
         if not 0 < new < 1:
             raise ValueError(
                 f"half_life={half_life!r} makes an average that never moves or keeps nothing; use a moderate one"
@@ -155,11 +154,11 @@ class Spring:
         >>> round(Spring.for_steps(10_000, m1=2000.0, m2=500.0, rule="exact").k, 3)
         94.0...
         """
-        _check.number("T", T, low=0)
-        _check.number("T0", T0, low=0)
-        _check.number("k0", k0, low=0)
-        _check.one_of("rule", rule, ("printed", "exact"))
-        masses = 1 / _check.positive_or_inf("m1", m1) + 1 / _check.positive_or_inf("m2", m2)
+        arguments.number("T", T, low=0)
+        arguments.number("T0", T0, low=0)
+        arguments.number("k0", k0, low=0)
+        arguments.one_of("rule", rule, ("printed", "exact"))
+        masses = 1 / arguments.positive_or_inf("m1", m1) + 1 / arguments.positive_or_inf("m2", m2)
         if rule == "printed":
             k = k0 * T0 / T
             if k / 2 >= min(m1, m2):
@@ -358,7 +357,7 @@ class Spring:
         >>> round(Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0).max_stable_lr(curvature=1.0), 3)
         0.471
         """
-        h = _check.number("curvature", curvature, low=0)
+        h = arguments.number("curvature", curvature, low=0)
         if not self.has_velocity:
             return self.coupling().max_stable_lr(h)
         return self._modes.first_crossing() / h if self.is_stable else 0.0

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from small_score import ARMS, MODEL, Brightness, group, images
+from helpers.small_score import ARMS, MODEL, Brightness, group, images
 from torchbelay.lab.arms import Lane
 from torchbelay.lab.part import Record
 from torchbelay.lab.score import experiment as module
-from torchbelay.lab.score import fid, speed
+from torchbelay.lab.score import fid
 from torchbelay.lab.score.experiment import Judge, Studio, experiment, png
-from torchbelay.lab.score.speed import group as side_by_side
-from torchbelay.lab.score.yardstick import Yardstick
+from torchbelay.lab.score.training import speed
+from torchbelay.lab.score.training.speed import group as side_by_side
+from torchbelay.lab.score.training.validation import Yardstick
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay.lab.part import LabError
-from torchbelay.lab.score import images as images_module
+from torchbelay.lab.score import data as images_module
+from torchbelay.lab.score.data import Images
 from torchbelay.lab.score.fid import (
     CIFAR10_RECORDED,
     Gatherer,
@@ -27,7 +28,6 @@ from torchbelay.lab.score.fid import (
     rgb,
     statistics,
 )
-from torchbelay.lab.score.images import Images
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Verdicts on what the paper says BELAY is and costs: C5 overhead, C6 EMA, C7 the rule k(T), C8 momentum."""
 
-from torchbelay.lab.invariance import HEAVY, PAPER, chosen, spread
-from torchbelay.lab.momentum import BOWL, of, slope
 from torchbelay.lab.overhead import BELAY, EMA, PLAIN, bytes_a_weight, cost
+from torchbelay.lab.plane.invariance import HEAVY, PAPER, chosen, spread
+from torchbelay.lab.plane.momentum import BOWL, of, slope
 
 from .verdict import Answer, Claim, Finding, Records, of_parts
 

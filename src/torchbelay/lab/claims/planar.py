@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from torchbelay.lab.fig3 import PAPER
 from torchbelay.lab.part import Record
+from torchbelay.lab.plane.fig3 import PAPER
 
 from .verdict import Answer, Claim, Finding, Records, of_parts
 

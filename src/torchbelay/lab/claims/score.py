@@ -7,9 +7,8 @@ it is what the spring itself does.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchbelay.lab.measures import CONFIDENCE, MARGIN
 from torchbelay.lab.part import Record
-from torchbelay.lab.score.found import (
+from torchbelay.lab.score.analysis import (
     BELAY,
     EMA,
     FAILED,
@@ -23,7 +22,8 @@ from torchbelay.lab.score.found import (
     fid_at_best,
     fids,
 )
-from torchbelay.lab.score_figures import listed
+from torchbelay.lab.score.figures import listed
+from torchbelay.lab.statistics import CONFIDENCE, MARGIN
 
 from .verdict import Answer, Claim, Finding, Records, of_parts
 

@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from torchbelay.lab.measures import MARGIN, working_range
-from torchbelay.lab.measures import WORKS as BAR
 from torchbelay.lab.part import Record
-from torchbelay.lab.score.found import Comparison, Study
-from torchbelay.lab.score_figures import listed
-from torchbelay.lab.sign import against_none, lost_by_theta, name_of
+from torchbelay.lab.score.analysis import Comparison, Study
+from torchbelay.lab.score.figures import listed
+from torchbelay.lab.score.sign import against_none, lost_by_theta, name_of
+from torchbelay.lab.statistics import MARGIN, working_range
+from torchbelay.lab.statistics import WORKS as BAR
 
 from .planar import WORKS, curve, functions
 from .verdict import Claim, Finding, Records, of_parts

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from torchbelay.lab.arms import Lane
 from torchbelay.lab.part import Record, Tick
+from torchbelay.lab.versions import versions
 
 from . import fid as frechet
-from .batches import Batches, as_bytes
-from .images import Images
-from .objective import Objective
-from .speed import How
-from .speed import group as side_by_side
+from .data import Images
+from .models.objective import Objective
 from .studies import Group
-from .trainee import Together, Trainee, precision
-from .versions import versions
-from .yardstick import Yardstick, number
+from .training.batches import Batches, as_bytes
+from .training.learner import Together, Trainee, precision
+from .training.speed import How
+from .training.speed import group as side_by_side
+from .training.validation import Yardstick, number
 
 SAMPLE_SEED = 0
 GRID = 8  # pictures along each side of the grid that is kept

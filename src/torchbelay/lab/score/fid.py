@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torchbelay.lab.part import LabError
 from torchbelay.lab.records import write_bytes
 
-from .images import DAMAGE, Images, digest, open_npz
+from .data import DAMAGE, Images, digest, open_npz
 
 LAYER = "2048"  # torch-fidelity's name for the features that FID is defined by: Inception's last average pooling
 CIFAR10_RECORDED = 10.32333  # what torch-fidelity 0.4.0's own tests expect of `cifar10_check`

@@ -12,10 +12,10 @@ from torchbelay.lab.arms import Arm, Lane
 from torchbelay.physics.methods import centred
 from torchbelay.physics.spring import Spring
 
-from .edm import EDM
-from .ncsn import NCSN
-from .objective import Objective
-from .unet import UNetShape
+from .models.edm import EDM
+from .models.ncsn import NCSN
+from .models.objective import Objective
+from .models.unet import UNetShape
 
 MNIST_BELAY = Spring(k=1.0, m1=2000.0, m2=500.0)  # Table 1
 CIFAR10_BELAY = Spring(k=1.0, m1=20_000.0, m2=2000.0)  # the appendix

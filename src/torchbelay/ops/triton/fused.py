@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbelay.ops.around import Count, Move, is_capturing
+from torchbelay.ops.backend import Count, Move, is_capturing
 
 from . import kernels, launch
-from .around import follow, pulls, says, swings
+from .backend import follow, pulls, says, swings
 from .numbers import Numbers
 from .table import Mirror, State, Table
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbelay.ops.around import Motion, Move
+from torchbelay.ops.backend import Motion, Move
 from torchbelay.physics.coupling import Coupling, Split
 from torchbelay.physics.method import Law
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbelay.ops.around import is_capturing
-from torchbelay.ops.foreach import Tensors
+from torchbelay.ops.arithmetic import Tensors
+from torchbelay.ops.backend import is_capturing
 
 from . import kernels
 

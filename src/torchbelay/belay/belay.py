@@ -1,0 +1,330 @@
+"""Belay: couples a model to its average around every step of any torch optimizer."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchbelay._version import __version__
+from torchbelay.ops import arithmetic
+from torchbelay.physics import arguments
+from torchbelay.physics.method import Method
+
+from . import checkpoint, export, modules, shard
+from .averages import MAIN, Average, Entry, Rule, as_rule, describe, parts
+from .hooks import StepHooks
+from .options import OptionArguments, Options
+from .stepper import Stepper
+from .swap import Swap, uninterrupted
+from .validate import check_kernels, check_model, check_optimizer, warn_of_feedback
+
+
+class Belay:
+    """Attach BELAY, EMA or any other averaging method to an optimizer; nothing else to call in the loop.
+
+    Args:
+        model: the module whose weights are averaged, wrapped (DDP, torch.compile, …) or not.
+        optimizer: any torch.optim.Optimizer over the model's parameters. What it holds is averaged. None: call
+            `before_step()` and `after_step()` around the update yourself; what requires gradients is averaged.
+        method: a Spring, a method of `torchbelay.methods`, anything with `coupling(step, lr)`, or a function
+            (name, parameter) -> method, or None for a parameter that is not to be averaged.
+        spectators: further averages by name, which watch and do not pull.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
+            `torchbelay.options.Options`.
+
+    Of a model that is sharded (DTensor: FSDP2, HSDP, tensor parallel) the averages are sharded alike, and a step talks
+    to no other rank. `stats()` and whatever gathers is a collective then: every rank must call it.
+
+    >>> from torchbelay import Spring
+    >>> model = nn.Linear(3, 1)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    >>> belay = Belay(model, optimizer, Spring(k=1.0, m1=2000.0, m2=500.0))
+    >>> for _ in range(10):
+    ...     optimizer.zero_grad()
+    ...     model(torch.ones(4, 3)).square().mean().backward()
+    ...     optimizer.step()
+    >>> with belay.averaged():
+    ...     loss = model(torch.ones(4, 3)).square().mean()
+    >>> belay.step
+    10
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        method: Method | Rule,
+        *,
+        spectators: Mapping[str, Method | Rule] | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> None:
+        if spectators is not None and not isinstance(spectators, Mapping):
+            raise TypeError(f"spectators={spectators!r} is not a dict; give each a name, as {{'short': ...}}")
+        check_model(model)
+        check_optimizer(optimizer)
+        self._options = Options(**options)
+        hosted = self._options.hosted
+        averages = {MAIN: Average(MAIN, as_rule(method), pulls=True, hosted=hosted)}
+        for name, watching in (spectators or {}).items():
+            if not isinstance(name, str) or not name or name == MAIN:
+                raise ValueError(f"spectators has the name {name!r}; give each a name of its own, other than {MAIN!r}")
+            averages[name] = Average(name, as_rule(watching), pulls=False, hosted=hosted)
+        self._model, self._optimizer, self._averages = model, optimizer, averages
+        self._stepper = Stepper(model, optimizer, averages, self._options)
+        self._swap: Swap | None = None
+        found = self._stepper.wanted()  # refuses what cannot be averaged, before anything is attached
+        for name in averages:
+            if not found[name]:
+                raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
+        everything = [f for each in found.values() for f in each]
+        check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
+        warn_of_feedback(found[MAIN], optimizer, rounding=self._options.rounding)
+        if self._options.start == 0:
+            self._stepper.begin()
+        self._hooks = None if optimizer is None else StepHooks(optimizer, self._before, self._stepper.after)
+        self._attached = True
+
+    # The step ----------------------------------------------------------------------------------------------------
+
+    def before_step(self, lr: float | None = None) -> None:
+        """By hand, right before the weights are updated; `lr` for methods whose coupling depends on it."""
+        self._refuse_if_attached("before_step")
+        self._stepper.lr = None if lr is None else arguments.number("lr", lr, low=0, open_low=False)
+        self._before()
+
+    def after_step(self) -> None:
+        """By hand, right after the weights were updated."""
+        self._refuse_if_attached("after_step")
+        self._refuse_inside("after_step")
+        if not self._stepper.under_way:
+            raise RuntimeError("after_step() without before_step(): call that right before the weights are updated")
+        self._stepper.after()
+
+    def _before(self) -> None:
+        if self._swap is not None:
+            raise RuntimeError(
+                f"an optimizer step inside averaged({self._swap.average.name!r}) would train the average and lose the "
+                "weights; leave the block first"
+            )
+        self._stepper.before()
+
+    # The average -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged(self, name: str = MAIN) -> Iterator[nn.Module]:
+        """The model holds the average inside the block, and its own weights again after it, come what may.
+
+        Look, do not touch: an optimizer step inside raises. Buffers changed inside (by `update_bn`) stay the average's.
+        FSDP2 modules let go, on entering and on leaving, of what they had gathered.
+        """
+        average = self._average(name)
+        if self._swap is not None:
+            if self._swap.average.name != name:
+                raise RuntimeError(
+                    f"averaged({name!r}) inside averaged({self._swap.average.name!r}): leave that block first"
+                )
+            yield self._model
+            return
+        self._stepper.refresh_names()
+        buffers = self._stepper.began and self._options.buffers != "ignore"
+        try:
+            with uninterrupted():
+                self._swap = Swap(self._model, average, self._stepper.around, buffers=buffers)
+            yield self._model
+        finally:
+            with uninterrupted():
+                if self._swap is not None:
+                    self._swap.undo()
+                    self._swap = None
+
+    def _average(self, name: str) -> Average:
+        if name not in self._averages:
+            raise ValueError(f"name={name!r} is no average; choose one of {', '.join(map(repr, self._averages))}")
+        self._stepper.settle()
+        return self._averages[name]
+
+    @torch.no_grad()
+    def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
+        """Copies of the average and of the rest of the model, as the plain model's own `state_dict()` lays them out.
+
+        Loads into an unwrapped model with `load_state_dict(strict=True)`. In the parameters' dtypes;
+        `state_dict()` has the averages in their own.
+
+        What is sharded stays so, unless `full`: then it is gathered in the first rank's host memory, one tensor at a
+        time, and the other ranks, all of which must call too, get {}.
+        """
+        average = self._average(name)
+        state = self._export(average, shard.gathered if full else modules.copied)
+        return state if not full or shard.is_first_rank() else {}
+
+    def _export(self, average: Average, take: Callable[[Tensor], Any]) -> dict[str, Any]:
+        if self._swap is None:
+            self._stepper.refresh_names()
+        elif self._swap.average is average:
+            return modules.state_dict_with(self._model, {}, take)
+        buffers = modules.named_buffers(self._model)
+        own = {} if self._swap is None else self._swap.own_buffers()
+        own.update(average.buffers)
+        replaced = {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
+        replaced |= {id(buffers[key]): value for key, value in own.items() if key in buffers}
+        return modules.state_dict_with(self._model, replaced, take)
+
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+        """Write the average as a safetensors file, all of it or nothing: a crash leaves what was there.
+
+        It holds `average_state_dict(name, full=True)`; its metadata say the method, the step and our version. Of a
+        model that is sharded, or replicated, every rank must call; the first one writes.
+        """
+        export.require()
+        average = self._average(name)
+        state = self.average_state_dict(name, full=True)
+        if not shard.is_first_rank():
+            return
+        methods = dict.fromkeys(describe(e.method) for e in average.entries.values())
+        about = {
+            "average": name,
+            "method": "; ".join(methods) if self._stepper.began else f"none before step {self._options.start}",
+            "step": str(self.step),
+            "torchbelay": __version__,
+        }
+        export.write(path, state, about)
+
+    @torch.no_grad()
+    def copy_to_model(self, name: str = MAIN) -> None:
+        """Make the average the model's weights, for good."""
+        self._refuse_inside("copy_to_model")
+        average = self._average(name)
+        self._stepper.refresh_names()
+        entries = average.entries.values()
+        for same in (True, False):
+            arithmetic.copy_(*parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))
+        for key, buffer in modules.named_buffers(self._model).items():
+            if key in average.buffers:
+                buffer.copy_(average.buffers[key])
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Begin every average again at the weights as they are, after others were loaded into the model."""
+        self._refuse_inside("reset")
+        self._stepper.settle()
+        self._stepper.refresh_names()
+        self._stepper.restart()
+
+    # What a person or a checkpoint wants to know ---------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken since construction; skipped ones do not count."""
+        return self._stepper.clock.count
+
+    @torch.no_grad()
+    def stats(self) -> dict[str, float | int | str]:
+        """Numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
+
+        With several groups of the optimizer "effective_lr" is the first one's, and "effective_lr/1", … are the others';
+        where the methods differ within a group it is that of the group's first parameter. If the model is sharded,
+        every rank must call.
+        """
+        average, swap = self._average(MAIN), self._swap
+        entries = list(average.entries.values())
+        tension, size = self._norms(entries, swap)
+        rates: dict[str, float] = {}
+        firsts = {e.group: e for e in reversed(entries)}
+        for group in sorted(firsts):
+            rate = self._stepper.effective_lr(firsts[group])
+            if rate is not None:
+                rates[f"effective_lr/{group}" if group else "effective_lr"] = rate
+        return {
+            "step": self.step,
+            "tension": tension,
+            "tension_ratio": tension / size if size else 0.0,
+            **rates,
+            "regime": ", ".join(sorted({cohort.regime for cohort in average.cohorts})),
+        }
+
+    def _norms(self, entries: list[Entry], swap: Swap | None) -> list[float]:
+        """‖w2 − w1‖ and ‖w1‖, of all that any rank has."""
+        alike: dict[object, list[Entry]] = {}
+        for e in entries:
+            alike.setdefault(shard.spread_like(e.w1), []).append(e)
+        squares = torch.zeros(2, dtype=torch.float64)
+        for some in alike.values():
+            w1 = [shard.local(e.w1) if swap is None else swap.weights(e) for e in some]
+            w2 = [shard.local(e.w2 if swap is None else swap.value(e, MAIN)) for e in some]
+            here = torch.stack([arithmetic.distance(w1, w2), arithmetic.norm(w1)]).square()
+            squares += shard.summed(here, some[0].w1).cpu()
+        return squares.sqrt().tolist()
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a bit-exact resume needs, as plain tensors and numbers.
+
+        Tensors are the live ones, as in torch's own state dicts, except inside `averaged()` and before the averages
+        begin. For torch.save and for torch.distributed.checkpoint, which takes a Belay itself (it is `Stateful`).
+        """
+        self._stepper.settle()
+        if self._swap is None:
+            self._stepper.refresh_names()
+        averages = self._stepper.saved(self._swap)
+        return {
+            "format": checkpoint.FORMAT,
+            "step": self.step,
+            "ahead": self._stepper.ahead,
+            "began": int(self._stepper.began),
+            "options": self._options.saved(),
+            "made_with": checkpoint.made_with(averages, self._options),
+            "averages": averages,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict()`; one that does not fit is refused and changes nothing.
+
+        A state of one process fits a sharded model too; from one number of ranks to another it takes
+        torch.distributed.checkpoint.
+        """
+        self._refuse_inside("load_state_dict")
+        self._stepper.load(state)
+
+    def detach(self) -> None:
+        """Take the hooks off: the optimizer is as it was, the average stays to be used."""
+        self._refuse_inside("detach")
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._hooks, self._attached = None, False
+        self._stepper.settle()
+        self._stepper.forget_the_step()
+
+    def _refuse_inside(self, what: str) -> None:
+        if self._swap is not None:
+            raise RuntimeError(f"{what}() inside averaged({self._swap.average.name!r}): leave the block first")
+
+    def _refuse_if_attached(self, what: str) -> None:
+        if self._optimizer is not None:
+            raise RuntimeError(f"{what}() is for Belay(model, None, ...): here the optimizer's own hooks do it")
+        if not self._attached:
+            raise RuntimeError(f"{what}() after detach(): this Belay no longer follows the model; make a new one")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Belay is attached to its optimizer and cannot be copied or pickled; save its state_dict() and load that "
+            "into a Belay of the other model and optimizer"
+        )
+
+    def __repr__(self) -> str:
+        entries = self._averages[MAIN].entries.values()
+        methods = list(dict.fromkeys(repr(e.method) for e in entries))
+        about = [
+            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
+            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
+            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
+        ]
+        if not self._stepper.began:
+            about = [f"begins after step {self._options.start}"]
+        if len(self._averages) > 1:
+            about.append(f"spectators {', '.join(list(self._averages)[1:])}")
+        return f"Belay({'; '.join(about)}; impl={self._stepper.path()!r}; step {self.step})"

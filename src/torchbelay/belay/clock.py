@@ -1,0 +1,73 @@
+"""Counting steps without asking the device whether they took place."""
+
+import torch
+from torch import Tensor
+
+from torchbelay.ops.backend import is_capturing
+
+
+class Clock:
+    """Steps taken. One that may have been skipped is settled when somebody reads the count, not before.
+
+    Kernels that find the numbers of a step by themselves read the count on their device; there it also goes with steps
+    that nobody on the host sees, the replays of a captured graph.
+
+    >>> clock = Clock()
+    >>> clock.tick(None)
+    >>> clock.tick(torch.tensor(0.0))  # mixed-precision training skipped this one
+    >>> clock.count
+    1
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self._count = count
+        self._unsettled: Tensor | None = None  # how many of the steps since the last reading took place
+        self._there: dict[torch.device, Tensor] = {}  # the count on devices
+        self._replayed = False  # a graph counts too
+
+    def on(self, device: torch.device) -> Tensor:
+        """The count on a device, as a tensor that goes with the steps."""
+        if device not in self._there:
+            if is_capturing(device):
+                raise RuntimeError(
+                    "this graph would capture an average's first step on the device; take a step before capturing, as "
+                    "the optimizer needs too"
+                )
+            self._there[device] = torch.tensor(self.count, device=device)
+        return self._there[device]
+
+    def tick(self, keep: Tensor | None, *, there: bool = False) -> None:
+        """Count a step; `keep`, if given, is 1 on the device where it took place and 0 where not.
+
+        There it may have been counted already.
+        """
+        taken = None if keep is None else keep.to(torch.int64)
+        for device, count in self._there.items() if not there else ():
+            count += 1 if taken is None else taken.to(device, non_blocking=True)
+        if any(map(is_capturing, self._there)):
+            self._replayed = True
+        elif taken is None:
+            self._count += 1
+        else:
+            self._unsettled = taken if self._unsettled is None else self._unsettled + taken
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the host knows the count without waiting for a device."""
+        return self._unsettled is None and not self._replayed
+
+    @property
+    def count(self) -> int:
+        """Steps that took place; waits for the device only if one of them may have been skipped."""
+        if self._replayed:
+            self._count = int(next(iter(self._there.values())))
+        elif self._unsettled is not None:
+            self._count += int(self._unsettled)
+        self._unsettled = None
+        return self._count
+
+    def set(self, count: int) -> None:
+        """Begin again from another count; graphs that were captured go on from it too."""
+        self._count, self._unsettled = count, None
+        for there in self._there.values():
+            there.fill_(count)

@@ -1,0 +1,72 @@
+"""Weights that are nan or inf: keeping them out of the averages."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torchbelay.ops import arithmetic
+
+from .shard import least, local
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+class Guard:
+    """Looks at the weights after each step; a step that left bad ones is none for the averages.
+
+    What an average that moves before the step was before that is kept until it is known. Ranks that share the weights
+    come to the same answer.
+    """
+
+    def __init__(self, *, raises: bool) -> None:
+        self.raises = raises
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of a tensor: it, and a copy of it
+
+    def keep(self, tensors: Iterable[Tensor], done: Tensor | None) -> None:
+        """Copy tensors that are about to move; where `done` is 1 they have moved already, and the old copy is right."""
+        old, self._kept = self._kept, {}
+        for t in tensors:
+            if done is not None and id(t) in old:
+                arithmetic.put_back_([old[id(t)][1]], [t], done)
+                self._kept[id(t)] = old[id(t)]
+            else:
+                self._kept[id(t)] = (t, t.clone())
+
+    def forget(self) -> None:
+        """The step has come to its end."""
+        self._kept = {}
+
+    def look(self, followed: Named, step: int | None) -> Tensor | None:
+        """1 if the weights are finite, else 0 and what was kept is back; None if they are known to be finite."""
+        weights = [w for _, w in followed]
+        good = least(arithmetic.finite([local(w) for w in weights]), weights)
+        if self.raises and bool(good):
+            return None
+        if self._kept:
+            tensors, copies = zip(*self._kept.values(), strict=True)
+            arithmetic.put_back_(tensors, copies, good)
+        if not self.raises:
+            return good
+        self.forget()
+        raise FloatingPointError(
+            f"{self._what(followed)} after the optimizer's step{'' if step is None else f' {step}'}. No average has "
+            "moved, and the weights are as the optimizer left them: load a checkpoint, or go back to the average by "
+            "copy_to_model()"
+        )
+
+    def check(self, wanted: Named) -> None:
+        """Refuse to begin an average at weights that are not finite."""
+        if not self.is_good(wanted):
+            raise ValueError(f"{self._what(wanted)}: no average can begin there; load or initialise it first")
+
+    def is_good(self, wanted: Named) -> bool:
+        """Whether all are finite, on every rank; waits for the device."""
+        weights = [w for _, w in wanted]
+        return bool(least(arithmetic.finite([local(w) for w in weights]), weights))
+
+    def _what(self, weights: Named) -> str:
+        """Names the first bad one, on all ranks the same."""
+        bad = [i for i, (_, w) in enumerate(weights) if not bool(arithmetic.finite([local(w)]))]
+        first = least(torch.tensor(bad[0] if bad else len(weights)), [w for _, w in weights])
+        return f"parameter {weights[int(first)][0]!r} is not finite"

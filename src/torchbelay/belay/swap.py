@@ -1,0 +1,123 @@
+"""The model holds an average for a while, and gets its weights back."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbelay.ops import arithmetic
+from torchbelay.ops.backend import Around
+from torchbelay.physics.warnings import warn
+
+from . import modules
+from .averages import Average, Entry, parts
+from .shard import local, reshard
+
+
+class Swap:
+    """Puts an average into the model when made; `undo()` puts the weights back, bit for bit.
+
+    Where weights and average have one dtype they trade places in place. Elsewhere the average is rounded into the model
+    and the weights are kept aside, so that neither loses a bit. One that cannot be made leaves everything as it was.
+    """
+
+    @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
+    @torch.no_grad()
+    def __init__(self, model: nn.Module, average: Average, around: Around, *, buffers: bool) -> None:
+        self.average, self._around = average, around
+        self._model = model
+        reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
+        entries = average.entries.values()
+        self._traded = [e for e in entries if e.w1.dtype == e.w2.dtype]
+        rounded = [e for e in entries if e.w1.dtype != e.w2.dtype]
+        # All that needs memory comes first: when it runs out, nothing has moved yet.
+        self._aside = {id(e.w1): local(e.w1).detach().clone() for e in rounded}
+        self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._own: dict[int, Tensor] = {}  # the model's buffers by id, each once however many modules share it
+        for _, _, module in modules.walk(model) if buffers else ():
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._slots.append((module._buffers, key, buffer))
+                    if id(buffer) not in self._own:
+                        self._own[id(buffer)] = buffer.detach().clone()
+        around.exchange_(*parts(self._traded))
+        arithmetic.copy_(*parts(rounded))
+        named = modules.named_buffers(model)
+        for name in average.buffers.keys() & named.keys() if buffers else ():
+            named[name].copy_(average.buffers[name])
+        self._versions = [buffer._version for _, _, buffer in self._slots]
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's."""
+        reshard(self._model)  # what was gathered of the average inside must not be trained
+        self._around.exchange_(*parts(e for e in self._traded if e.w1.dtype == e.w2.dtype))
+        self._undo_converted()
+        for entry in self.average.entries.values():
+            if id(entry.w1) in self._aside:
+                local(entry.w1).copy_(self._aside[id(entry.w1)])
+        if self.changed_buffers():
+            self.average.buffers = self.buffers()
+        for slots, key, buffer in self._slots:
+            slots[key] = buffer
+            buffer.copy_(self._own[id(buffer)])
+
+    def _undo_converted(self) -> None:
+        """Somebody converted the model inside the block: its dtype stays, and the average takes what is left of it."""
+        converted = [e for e in self._traded if e.w1.dtype != e.w2.dtype]
+        for w1, w2 in zip(*parts(converted), strict=True):
+            weights = w2.clone()
+            w2.copy_(w1)
+            w1.copy_(weights)
+        if converted:
+            warn(f"the model was converted to {converted[0].w1.dtype} inside averaged(): the average was rounded to it")
+
+    def changed_buffers(self) -> bool:
+        """Whether anybody wrote to a buffer, or replaced it, since the swap."""
+        return any(
+            slots.get(key) is not buffer or buffer._version != version
+            for (slots, key, buffer), version in zip(self._slots, self._versions, strict=True)
+        )
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers as they are in the model now."""
+        return {name: b.detach().clone() for name, b in modules.named_buffers(self._model).items()}
+
+    def weights(self, entry: Entry) -> Tensor:
+        """Where w1 of an entry of any average is at present, as far as it is here."""
+        if id(entry.w1) in self._aside:
+            return self._aside[id(entry.w1)]
+        swapped = self.average.entries.get(entry.name)
+        return local(entry.w1 if swapped is None else swapped.w2)
+
+    def value(self, entry: Entry, average: str) -> Tensor:
+        """Where w2 of an entry of the average of that name is at present."""
+        traded = average == self.average.name and id(entry.w1) not in self._aside
+        return entry.w1.detach() if traded else entry.w2
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """The model's own buffers, by name, while the average's are in it."""
+        return {name: self._own.get(id(b), b) for name, b in modules.named_buffers(self._model).items()}
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold a Ctrl-C back until the block is done: between two copies it would lose weights."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(*held[0])

@@ -1,0 +1,14 @@
+"""All parts, in the order of the report."""
+
+from typing import cast
+
+from . import overhead
+from .part import Part
+from .plane import fig1, fig2, fig3, invariance, momentum, robustness
+from .ring import study as ring
+from .score import cifar10, mnist, sign
+
+_ALL = (fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, mnist, sign, cifar10)
+PARTS: dict[str, Part] = {part.NAME: part for part in cast("tuple[Part, ...]", _ALL)}
+# The first takes times, which others at work would spoil; each of the rest wants a GPU for itself.
+ALONE = ("overhead", "mnist", "sign", "cifar10")

@@ -1,0 +1,1 @@
+"""The page: how figures look, and how records become one HTML file. No experiment runs here."""

@@ -1,0 +1,153 @@
+"""Trainings by name: the paper's tables with its numbers, and small versions of them that take minutes on one GPU."""
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from torchbelay.lab.arms import Arm, Lane
+from torchbelay.lab.part import LabError
+from torchbelay.lab.score.data import Name
+from torchbelay.lab.score.models.edm import CIFAR10
+from torchbelay.lab.score.models.ncsn import NCSN
+from torchbelay.lab.score.models.objective import Objective
+from torchbelay.lab.score.studies import (
+    CIFAR10_BELAY,
+    CIFAR10_EDM,
+    MNIST_BELAY,
+    MNIST_EDM,
+    PAPER_RATE,
+    belay,
+    matched,
+    stretched,
+)
+from torchbelay.physics.spring import Spring
+
+NCSN_EMA = Spring.ema(decay=0.999)  # NCSNv2's own; the paper prints none
+MATCHED = "the EMA matched to BELAY: its averaging rate, at its effective learning rate"
+EDM_HALF_LIFE = 500_000  # images, of EDM's own EMA
+
+
+def average(spring: Spring) -> Arm:
+    """An average that only watches, around Adam."""
+    return Arm("EMA", "Adam", spring)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A training, with all its numbers."""
+
+    name: str
+    about: str
+    dataset: Name
+    objective: Objective
+    spring: Spring  # what `arm` is made of: BELAY's, and of an EMA's preset the EMA itself
+    arm: Callable[[Spring], Arm]
+    lr: float
+    batch: int
+    images: int  # that the run sees
+    paper: str = ""  # its results, if it has any
+    ramp: float = 0.0  # the share of the run over which the learning rate grows to its value
+    averaged: str = "BELAY"  # how, in words
+
+    @property
+    def steps(self) -> int:
+        """The run's length; masses are meant for it."""
+        return self.images // self.batch
+
+    def lane(self, share: float = 1.0, lr: float | None = None) -> Lane:
+        """How it is trained in a run of `share` times its length: what is left of the start stays about the same."""
+        return Lane(self.arm(stretched(self.spring, share)), self.lr if lr is None else lr)
+
+
+# The presets ----------------------------------------------------------------------------------------------------------
+
+
+def _three(belay_s: Preset, ema: Spring, emas: str, paper: str = "") -> Iterator[Preset]:
+    """BELAY, the EMA that it is compared with, and the one that it should be compared with."""
+    stem = belay_s.name.removesuffix("-belay")
+    yield belay_s
+    yield replace(belay_s, name=f"{stem}-ema", averaged=f"EMA: {emas}", spring=ema, arm=average, paper=paper)
+    yield replace(belay_s, name=f"{stem}-matched", averaged=MATCHED, arm=matched, paper="")
+
+
+_TABLE1 = Preset(
+    "table1-belay",
+    "Table 1: NCSNv2 on MNIST; size, length and batch are not printed: those of NCSN and NCSNv2",
+    "mnist",
+    NCSN(features=64),
+    MNIST_BELAY,
+    belay,
+    lr=PAPER_RATE,
+    batch=128,
+    images=200_000 * 128,
+    paper="loss .042 train / .040 test, FID 15.2",
+)
+
+_CIFAR10 = Preset(
+    "cifar10-belay",
+    "The appendix: EDM on CIFAR-10, days on eight GPUs",
+    "cifar10",
+    CIFAR10,
+    CIFAR10_BELAY,
+    belay,
+    lr=1e-3,
+    batch=512,
+    images=200_000_000,
+    ramp=0.05,
+    paper="loss .176 train / .170 test, FID 1.99",
+)
+_CIFAR10_EMA = Spring.ema(half_life=EDM_HALF_LIFE / _CIFAR10.batch)
+
+_SMALL_STEPS = 15_625
+_SMALL_SHARE = _SMALL_STEPS / _CIFAR10.steps
+_CIFAR10_SMALL = replace(
+    _CIFAR10,
+    name="cifar10-small-belay",
+    about="A small EDM on CIFAR-10, minutes on one GPU: 1% of the images, masses scaled to the steps",
+    objective=CIFAR10_EDM,
+    spring=stretched(CIFAR10_BELAY, _SMALL_SHARE),
+    batch=128,
+    images=_SMALL_STEPS * 128,
+    paper="",
+)
+
+_MNIST_EDM = Preset(
+    "mnist-edm-belay",
+    "A small EDM on MNIST, minutes on one GPU, with Table 1's masses; not in the paper",
+    "mnist",
+    MNIST_EDM,
+    MNIST_BELAY,
+    belay,
+    lr=1e-3,
+    batch=128,
+    images=10_000 * 128,
+)
+
+
+def _all() -> Iterator[Preset]:
+    yield from _three(
+        _TABLE1, NCSN_EMA, "NCSNv2's decay .999; none is printed", "loss .056 train / .061 test, FID 18.1"
+    )
+    for mass in ("2e4", "2e5"):
+        how, spring = f"BELAY with the appendix's m1 = {mass}", replace(MNIST_BELAY, m1=float(mass))
+        yield replace(_TABLE1, name=f"appendix-m1-{mass}", averaged=how, spring=spring, paper="samples only")
+    half_life = f"EDM's half-life of {EDM_HALF_LIFE // 1000}k images"
+    yield from _three(_CIFAR10, _CIFAR10_EMA, f"{half_life}, constant", "loss .175 train / .168 test, FID 1.98")
+    yield from _three(_CIFAR10_SMALL, stretched(_CIFAR10_EMA, _SMALL_SHARE), f"{half_life}, scaled to the steps")
+    yield from _three(_MNIST_EDM, NCSN_EMA, "decay .999")
+
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _all()}
+
+
+def find(name: str) -> Preset:
+    """The preset of that name; of an unknown one the nearest are told.
+
+    >>> find("mnist-edm-ema").spring
+    Spring.ema(decay=0.999)
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    raise LabError(f"unknown preset {name!r}; {meant}torchbelay train --list shows them all")

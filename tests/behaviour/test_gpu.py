@@ -1,0 +1,191 @@
+"""What only a GPU can show: captured graphs, nobody waiting, no memory beside the average."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+import torchbelay as tb
+from helpers.problems import no_waiting
+from torchbelay import optim
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU has this")
+
+METHODS = {
+    "belay": tb.Spring(k=1.0, m1=10.0, m2=20.0),
+    "ema": tb.Spring.ema(decay=0.9),
+    "velocities": tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0),
+    "swa": tb.methods.swa(),
+    "power": tb.methods.power_ema(sigma_rel=0.1),
+    "warm-up": tb.methods.ema(0.99, warmup="ratio"),
+    "lookahead": tb.methods.lookahead(k=3),
+    "lagged": tb.methods.ema(0.9, follow="before"),
+}
+INNER = {
+    "ours": lambda p: optim.AdamW(p, lr=torch.tensor(0.02, device="cuda"), capturable=True),
+    "torch's": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.02, device="cuda"), fused=True, capturable=True),
+    "torch's, foreach": lambda p: torch.optim.AdamW(
+        p, lr=torch.tensor(0.02, device="cuda"), foreach=True, capturable=True
+    ),
+}
+X = torch.randn(40, 8, 3, generator=torch.Generator().manual_seed(0))
+
+every_method = pytest.mark.parametrize("how", METHODS)
+every_inner = pytest.mark.parametrize("inner", INNER)
+
+
+class Run:
+    def __init__(self, inner: str, how: str, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 50), nn.Tanh(), nn.Linear(50, 1)).cuda()
+        self.optimizer = INNER[inner](self.model.parameters())
+        self.belay = tb.Belay(self.model, self.optimizer, METHODS[how], **options)
+        self.x = torch.zeros(8, 3, device="cuda")
+
+    def forward_and_backward(self) -> None:
+        (self.model(self.x) - self.x.sin().sum(1, keepdim=True)).square().mean().backward()
+
+    def step(self, i: int) -> None:
+        self.x.copy_(X[i])
+        self.optimizer.zero_grad(set_to_none=True)
+        self.forward_and_backward()
+        self.optimizer.step()
+
+    def values(self) -> list[Tensor]:
+        return [*self.model.state_dict().values(), *self.belay.average_state_dict().values()]
+
+
+@every_method
+@every_inner
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
+def test_a_captured_graph_replays_the_schedule(how: str, inner: str) -> None:
+    run, eager = (Run(inner, how, spectators={"second": tb.methods.swa()}) for _ in range(2))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for i in range(3):
+            run.step(i)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    run.optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        run.forward_and_backward()
+        run.optimizer.step()
+    for i in range(3, 14):
+        if i == 9:
+            run.optimizer.param_groups[0]["lr"].fill_(0.003)  # a schedule, as graphs have it
+        run.x.copy_(X[i])
+        graph.replay()
+    assert run.belay.step == 14
+    run.step(14)  # a step of the host's between replays counts too
+    run.x.copy_(X[15])
+    graph.replay()
+    assert run.belay.step == 16
+    for i in range(16):
+        if i == 9:
+            eager.optimizer.param_groups[0]["lr"].fill_(0.003)
+        eager.step(i)
+    torch.testing.assert_close(run.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    assert (
+        run.belay.state_dict()["averages"]["second"]["ages"] == eager.belay.state_dict()["averages"]["second"]["ages"]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_a_method_that_asks_the_host_is_not_captured_in_silence() -> None:
+    model = nn.Linear(3, 1).cuda()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.heavy_ball(0.9))
+    x = torch.ones(2, 3, device="cuda")
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    with (
+        pytest.raises(RuntimeError, match="a captured graph cannot replay this average"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        optimizer.step()
+    assert belay.step == 2
+
+
+@every_method
+@pytest.mark.parametrize("inner", ["ours", "torch's"])
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
+def test_a_scaler_is_not_waited_for_whatever_the_schedule(how: str, inner: str) -> None:
+    run, scaler = Run(inner, how), GradScaler("cuda")
+
+    def step(i: int, *, spoilt: bool) -> None:
+        run.optimizer.zero_grad()
+        loss = (run.model(run.x) - run.x.sin().sum(1, keepdim=True)).square().mean()
+        scaler.scale(loss).backward()
+        if spoilt:
+            run.model[0].weight.grad.fill_(float("inf"))
+        scaler.step(run.optimizer)
+
+    run.x.copy_(X[0])
+    for i in range(2):
+        step(i, spoilt=False)
+        scaler.update()
+    before = run.values()
+    with no_waiting():
+        step(2, spoilt=True)
+    scaler.update()
+    assert all(map(torch.equal, run.values(), before))
+    with no_waiting():
+        step(3, spoilt=False)
+    assert run.belay.step == 3
+
+
+def big(n: int = 1 << 22) -> nn.ParameterList:
+    return nn.ParameterList([nn.Parameter(torch.randn(n, device="cuda")) for _ in range(4)])
+
+
+def test_the_pass_needs_no_memory_beside_the_average() -> None:
+    model = big()
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+    for p in model:
+        p.grad = torch.randn_like(p)
+    before = torch.cuda.memory_allocated()
+    belay = tb.Belay(model, optimizer, METHODS["belay"])
+    optimizer.step()
+    weights = sum(p.numel() for p in model)
+    state = 8 * weights  # exp_avg and exp_avg_sq
+    held = torch.cuda.memory_allocated() - before - state
+    assert 4 * weights <= held < 4.02 * weights  # the average, and a table
+    torch.cuda.reset_peak_memory_stats()
+    settled = torch.cuda.memory_allocated()
+    optimizer.step()
+    assert torch.cuda.max_memory_allocated() - settled < 1 << 16
+    assert "in one pass" in repr(belay)
+
+
+def test_swapping_needs_no_memory_where_the_dtypes_are_equal() -> None:
+    model = big()
+    belay = tb.Belay(model, None, METHODS["ema"])
+    weights = [p.detach().clone() for p in model]
+    torch.cuda.reset_peak_memory_stats()
+    settled = torch.cuda.memory_allocated()
+    with belay.averaged():
+        pass
+    assert torch.cuda.max_memory_allocated() - settled < 1 << 18  # a table
+    assert all(map(torch.equal, model, weights))
+
+
+def test_auto_says_that_it_is_triton() -> None:
+    model = nn.Linear(3, 1).cuda()
+    assert "impl='triton'" in repr(tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), METHODS["ema"]))
+
+
+def test_a_model_that_is_moved_to_the_gpu_is_followed() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, METHODS["ema"])
+    assert "impl='foreach'" in repr(belay)
+    model.cuda()
+    model(torch.ones(2, 3, device="cuda")).sum().backward()
+    optimizer.step()
+    assert "impl='triton'" in repr(belay)
+    assert belay.average_state_dict()["weight"].is_cuda

@@ -1,0 +1,291 @@
+"""Saving and loading a Belay: nothing lost, nothing cast, nothing half-loaded."""
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchbelay as tb
+from helpers.small import BELAY, EMA, SWINGING, attached, mlp, same, snapshot, train, values, with_batchnorm
+
+METHODS = {
+    "belay": BELAY,
+    "ema": EMA,
+    "swinging": SWINGING,
+    "swa": tb.methods.swa(),
+    "lookahead": tb.methods.lookahead(k=4),
+    "schedule-free": tb.methods.schedule_free(0.9),
+    "heavy ball": tb.methods.heavy_ball(0.9),
+    "by parameter": lambda name, p: tb.methods.heavy_ball(0.9) if "weight" in name else tb.methods.swa(),
+}
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def scheduled(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + 0.3 * step)
+        train(model, optimizer, 1, first=step)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_resuming_is_bit_exact(method: Any, at: int) -> None:
+    options = {"spectators": {"short": tb.methods.ema(0.99, warmup="ratio")}, "buffers": "average"}
+    model, optimizer, belay = attached(method, model=with_batchnorm(), **options)
+    scheduled(model, optimizer, range(at))
+    saved = through_a_file({"model": model.state_dict(), "opt": optimizer.state_dict(), "belay": belay.state_dict()})
+    scheduled(model, optimizer, range(at, 10))
+
+    resumed, resumed_optimizer, resumed_belay = attached(method, model=with_batchnorm(seed=5), **options)
+    resumed.load_state_dict(saved["model"])
+    resumed_optimizer.load_state_dict(saved["opt"])
+    resumed_belay.load_state_dict(saved["belay"])
+    scheduled(resumed, resumed_optimizer, range(at, 10))
+
+    assert same(snapshot(resumed, resumed_belay), snapshot(model, belay))
+
+
+@pytest.mark.parametrize("saved_at", [1, 2, 5])
+@pytest.mark.parametrize("loaded_at", [0, 4])
+def test_resuming_across_the_start_of_the_average(saved_at: int, loaded_at: int) -> None:
+    model, optimizer, belay = attached(EMA, start=2, every=2)
+    train(model, optimizer, saved_at)
+    saved = copy.deepcopy([model.state_dict(), optimizer.state_dict(), belay.state_dict()])
+    train(model, optimizer, 6, first=saved_at)
+    other, other_optimizer, other_belay = attached(EMA, start=2, every=2)
+    train(other, other_optimizer, loaded_at)
+    for target, state in zip((other, other_optimizer, other_belay), saved, strict=True):
+        target.load_state_dict(state)
+    train(other, other_optimizer, 6, first=saved_at)
+    assert same(snapshot(other, other_belay), snapshot(model, belay))
+
+
+def test_parameters_adopted_at_different_times_resume_with_their_own_ages() -> None:
+    def grown() -> nn.Sequential:
+        return nn.Sequential(*mlp(), nn.Linear(1, 1))
+
+    def groups(model: nn.Sequential) -> list[dict[str, Any]]:
+        return [{"params": model[:3].parameters()}, {"params": model[3].parameters()}]
+
+    model = grown()
+    optimizer = torch.optim.SGD(groups(model)[:1], lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.heavy_ball(0.9))
+    train(model, optimizer, 3)
+    optimizer.add_param_group(groups(model)[1])
+    with pytest.warns(tb.BelayWarning):
+        train(model, optimizer, 2, first=3)
+    saved = through_a_file({"model": model.state_dict(), "belay": belay.state_dict()})
+    train(model, optimizer, 4, first=5)
+
+    resumed = grown()
+    resumed.load_state_dict(saved["model"])
+    resumed_optimizer = torch.optim.SGD(groups(resumed), lr=0.1)
+    resumed_belay = tb.Belay(resumed, resumed_optimizer, tb.methods.heavy_ball(0.9))
+    resumed_belay.load_state_dict(saved["belay"])
+    train(resumed, resumed_optimizer, 4, first=5)
+    assert same(values(resumed), values(model))
+    assert resumed_belay.state_dict()["averages"]["average"]["ages"]["3.weight"] == 6
+
+
+def test_the_state_is_plain_tensors_and_numbers() -> None:
+    def check(value: object) -> None:
+        if isinstance(value, dict):
+            assert all(type(key) is str for key in value)
+            for item in value.values():
+                check(item)
+        elif isinstance(value, list):
+            for item in value:
+                check(item)
+        else:
+            assert type(value) in (torch.Tensor, int, float, str)
+
+    model, optimizer, belay = attached(tb.methods.schedule_free(0.9), spectators={"short": EMA})
+    train(model, optimizer, 2)
+    check(belay.state_dict())
+
+
+def damaged(**changes: Any) -> Any:
+    """A function that replaces what lies at the end of a path a/b/c in a state, or deletes it (…)."""
+
+    def damage(state: dict[str, Any]) -> dict[str, Any]:
+        for path, value in changes.items():
+            *heads, last = path.split("__")
+            at = state
+            for head in heads:
+                at = at[head]
+            if value is ...:
+                del at[last]
+            else:
+                at[last] = value
+        return state
+
+    return damage
+
+
+BAD_STATES = {
+    "not a state": (lambda state: {"weights": 1}, "not the state of a Belay"),
+    "a list": (lambda state: [], "not the state of a Belay"),
+    "other format": (damaged(format=99), "not the state of a Belay"),
+    "no averages": (damaged(averages=...), "damaged"),
+    "an average missing": (damaged(averages__short=...), "averages .* missing: 'short'"),
+    "an average too many": (damaged(averages__other={}), "unexpected: 'other'"),
+    "half an average": (damaged(averages__short__weights={}), "damaged"),
+    "a weight missing": (damaged(averages__average__weights={"0.weight": torch.ones(5, 3)}), "missing: '0.bias', '2.b"),
+    "an age missing": (damaged(averages__average__ages={}), "ages .* missing"),
+    "no methods": (damaged(averages__average__methods=...), "damaged"),
+    "a negative step": (damaged(step=-1), "step"),
+    "a step that is no number": (damaged(step="7"), "step"),
+    "no buffers": (damaged(averages__average__buffers=...), "damaged"),
+    "velocities of nobody": (damaged(averages__average__velocities1={"0.weight": torch.ones(5, 3)}), "unexpected"),
+    "other every": (damaged(options__every=5), "every differs: 5 in the checkpoint, 1 here; build Belay with every=5"),
+    "other buffers": (damaged(options__buffers="average"), "buffers differs"),
+    "no options": (damaged(options=...), "damaged"),
+    "a buffer unknown": (damaged(averages__average__buffers={"9.running": torch.ones(1)}), "unexpected: '9.running'"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD_STATES.values(), ids=BAD_STATES)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage: Any, message: str) -> None:
+    model, optimizer, belay = attached(EMA, spectators={"short": EMA})
+    train(model, optimizer, 3)
+    state = copy.deepcopy(belay.state_dict())
+    train(model, optimizer, 1, first=3)
+    before = snapshot(model, belay)
+    with pytest.raises(ValueError, match=message):
+        belay.load_state_dict(damage(state))
+    assert same(snapshot(model, belay), before)
+
+
+OTHERS = {
+    "other shapes": (
+        lambda: attached(EMA, model=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))),
+        "shape of",
+    ),
+    "other names": (lambda: attached(EMA, model=nn.Sequential(mlp())), "missing: .* unexpected: "),
+    "other decay": (
+        lambda: attached(tb.Spring.ema(decay=0.5)),
+        r"'0.weight' .* differs: .*decay=0\.9\) in .*decay=0\.5\) here",
+    ),
+    "other method": (lambda: attached(tb.methods.swa()), "method of .* differs"),
+    "other dtype": (lambda: attached(EMA, dtype=torch.bfloat16), "dtype of .* differs: .*float32"),
+    "float64 model": (lambda: attached(EMA, model=mlp(torch.float64)), "dtype of .* differs"),
+    "other start": (lambda: attached(EMA, start=3), "start differs"),
+    "fewer parameters": (lambda: attached(lambda name, p: EMA if "weight" in name else None), "unexpected: '0.bias'"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), OTHERS.values(), ids=OTHERS)
+def test_a_state_of_another_belay_is_refused_and_changes_nothing(make: Any, message: str) -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 3)
+    other_model, _, other = make()
+    before = snapshot(other_model, other)
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(belay.state_dict())
+    assert same(snapshot(other_model, other), before)
+
+
+@pytest.mark.parametrize("memory", ["nonsense", [3], [1, 2, "x"], None], ids=str)
+def test_a_damaged_memory_is_refused(memory: Any) -> None:
+    model, optimizer, belay = attached(tb.methods.heavy_ball(0.9))
+    train(model, optimizer, 2)
+    state = copy.deepcopy(belay.state_dict())
+    state["averages"]["average"]["memories"]["0.weight"] = memory
+    with pytest.raises(ValueError, match=r"memory of '0.weight' .* damaged"):
+        belay.load_state_dict(state)
+
+
+def test_a_method_without_a_repr_of_its_own_resumes_by_its_name() -> None:
+    class Mine:
+        def coupling(self, step: int, lr: float) -> tb.Coupling:
+            return tb.Coupling(0.0, 0.1, 1.0, 0.1)
+
+    _, _, belay = attached(Mine())
+    _, _, other = attached(Mine())
+    other.load_state_dict(belay.state_dict())
+    assert "0x" not in str(belay.state_dict()["averages"]["average"]["methods"])
+
+
+def test_loading_goes_on_from_a_copy() -> None:
+    model, optimizer, belay = attached(EMA, model=with_batchnorm(), buffers="average")
+    state = copy.deepcopy(belay.state_dict())
+    kept = copy.deepcopy(state)
+    belay.load_state_dict(state)
+    train(model, optimizer, 2)
+    assert same(state, kept)
+
+
+def test_a_state_fits_a_belay_whose_optimizer_has_just_grown() -> None:
+    model = mlp()
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+    other = mlp(seed=1)
+    grown = torch.optim.SGD(other[0].parameters(), lr=0.1)
+    late = tb.Belay(other, grown, EMA)
+    grown.add_param_group({"params": other[2].parameters()})
+    late.load_state_dict(belay.state_dict())
+    assert same(late.average_state_dict(), belay.average_state_dict())
+
+
+def test_a_belay_whose_model_was_converted_loads_its_own_state() -> None:
+    model, _, belay = attached(EMA)
+    model.double()
+    state = copy.deepcopy(belay.state_dict())
+    belay.load_state_dict(state)
+    assert same(belay.state_dict(), state)
+
+
+def test_a_step_that_raised_is_known_to_the_checkpoint() -> None:
+    """A lagged average has moved by then; whoever resumes must not move it again for the same step."""
+    lagged = tb.Spring(k=0.2, m1=float("inf"), m2=1.0)
+
+    def fail(*_: object) -> None:
+        raise KeyError("no luck")
+
+    model, optimizer, belay = attached(lagged)
+    train(model, optimizer, 2)
+    handle = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(KeyError):
+        optimizer.step()
+    handle.remove()
+    saved = copy.deepcopy([model.state_dict(), optimizer.state_dict(), belay.state_dict()])
+    train(model, optimizer, 2, first=2)
+    other, other_optimizer, other_belay = attached(lagged)
+    for target, state in zip((other, other_optimizer, other_belay), saved, strict=True):
+        target.load_state_dict(state)
+    train(other, other_optimizer, 2, first=2)
+    assert same(snapshot(other, other_belay), snapshot(model, belay))
+    never_failed, plain_optimizer, plain_belay = attached(lagged)
+    train(never_failed, plain_optimizer, 4)
+    assert same(belay.average_state_dict(), plain_belay.average_state_dict())
+
+
+def test_loading_finds_parameters_in_the_groups_where_they_are_now() -> None:
+    """Two learning rates, and a method that depends on them: groups that changed places keep theirs."""
+
+    def made(order: int) -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay]:
+        model = mlp()
+        groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.2}]
+        optimizer = torch.optim.SGD(groups[::order])
+        return model, optimizer, tb.Belay(model, optimizer, tb.methods.easgd(rho=2.0))
+
+    model, optimizer, belay = made(1)
+    train(model, optimizer, 2)
+    saved = copy.deepcopy([model.state_dict(), belay.state_dict()])
+    optimizer.param_groups.reverse()
+    belay.load_state_dict(saved[1])
+    train(model, optimizer, 2, first=2)
+    other, other_optimizer, other_belay = made(-1)
+    other.load_state_dict(saved[0])
+    other_belay.load_state_dict(saved[1])
+    train(other, other_optimizer, 2, first=2)
+    assert same(values(model), values(other))
+    assert same(belay.average_state_dict(), other_belay.average_state_dict())

@@ -1,0 +1,191 @@
+"""The average as a file: all of it or nothing, and it says what it is."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import torchbelay as tb
+from helpers.small import BELAY, EMA, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
+from torchbelay.belay import export, files
+
+
+def trained(method: Any = EMA, **options: Any) -> tuple[nn.Module, Any, tb.Belay]:
+    model, optimizer, belay = attached(method, **options)
+    train(model, optimizer, 3)
+    return model, optimizer, belay
+
+
+def about(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+@pytest.mark.parametrize("name", ["average", "short"])
+def test_the_file_loads_strictly_into_a_plain_model_and_is_the_average(tmp_path: Path, name: str) -> None:
+    model, _, belay = trained(model=with_batchnorm(), spectators={"short": tb.Spring.ema(decay=0.5)})
+    belay.save_average(tmp_path / "average.safetensors", name)
+    plain = with_batchnorm(seed=1)
+    plain.load_state_dict(load_file(tmp_path / "average.safetensors"), strict=True)
+    assert same(values(plain), dict(belay.average_state_dict(name)))
+    with belay.averaged(name), torch.no_grad():
+        assert torch.equal(plain.eval()(batch(0)), model.eval()(batch(0)))
+
+
+def test_the_metadata_say_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    _, _, belay = trained(lambda name, p: BELAY if "weight" in name else EMA, spectators={"swa": tb.methods.swa()})
+    belay.save_average(str(path))
+    expected = {"format": "pt", "average": "average", "step": "3", "torchbelay": tb.__version__}
+    assert about(path) == expected | {"method": f"{BELAY!r}; {EMA!r}"}
+    belay.save_average(path, "swa")
+    assert about(path) == expected | {"average": "swa", "method": repr(tb.methods.swa())}
+    _, _, late = trained(start=5)
+    late.save_average(path)
+    assert about(path)["method"] == "none before step 5"
+
+
+def test_inside_averaged_it_is_the_same_file(tmp_path: Path) -> None:
+    _, _, belay = trained(model=mlp(torch.bfloat16), spectators={"short": EMA})
+    belay.save_average(tmp_path / "outside")
+    for name in ("average", "short"):
+        with belay.averaged(name):
+            belay.save_average(tmp_path / "inside")
+        assert same(load_file(tmp_path / "inside"), load_file(tmp_path / "outside"))
+        assert about(tmp_path / "inside") == about(tmp_path / "outside")
+
+
+def test_tied_empty_and_transposed_weights_have_each_their_own_place(tmp_path: Path) -> None:
+    model = nn.ParameterDict({"a": torch.randn(3, 3), "empty": torch.zeros(0, 4), "turned": torch.randn(4, 2).t()})
+    model["b"] = model["a"]
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+    exported = belay.average_state_dict()
+    assert exported["a"] is exported["b"]  # tied, as in the model's own state
+    belay.save_average(tmp_path / "average")
+    found = load_file(tmp_path / "average")
+    assert set(found) == {"a", "b", "empty", "turned"}
+    assert all(torch.equal(found[name], model[name]) for name in found)
+
+
+class Crash(BaseException):
+    """What no handler catches."""
+
+
+@pytest.mark.parametrize("at", ["write", "fsync", "replace"])
+def test_whoever_is_stopped_on_the_way_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    model, optimizer, belay = trained()
+    path = tmp_path / "average"
+    belay.save_average(path)
+    old = path.read_bytes()
+    train(model, optimizer, 1)
+
+    def stopped(*args: Any, **_: Any) -> None:
+        if at == "write":
+            Path(args[1]).write_bytes(b"half a fi")
+        raise Crash
+
+    target = {"write": "safetensors.torch.save_file", "fsync": "os.fsync", "replace": "os.replace"}[at]
+    with monkeypatch.context() as patched:
+        patched.setattr(target, stopped)
+        with pytest.raises(Crash):
+            belay.save_average(path)
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+    belay.save_average(path)
+    assert path.read_bytes() != old
+
+
+def test_file_and_folder_are_on_the_disk_before_anybody_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this order: the file's contents, its name, the folder that has the name."""
+    calls: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        calls.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+        sync(handle)
+
+    def replaced(source: Any, to: Any) -> None:
+        calls.append("name")
+        replace(source, to)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    with files.replacing(tmp_path / "note") as temporary:
+        temporary.write_text("x")
+        assert temporary.parent == tmp_path
+    assert calls == ["file", "name", "folder"]
+    assert (tmp_path / "note").read_text() == "x"
+
+
+def test_a_file_that_was_never_written_replaces_nothing(tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("old")
+    with pytest.raises(FileNotFoundError), files.replacing(tmp_path / "note"):
+        pass
+    assert (tmp_path / "note").read_text() == "old"
+
+
+def test_others_may_read_the_file(tmp_path: Path) -> None:
+    """Not a temporary file's rights, which are its owner's alone."""
+    _, _, belay = trained()
+    belay.save_average(tmp_path / "average")
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "average").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_extra_state_is_refused_with_the_cure_and_nothing_is_written(tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> int:
+            return 3
+
+        def set_extra_state(self, state: int) -> None:
+            pass
+
+    model = nn.Sequential(Counting(3, 1))
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+    with pytest.raises(ValueError, match=r"'0._extra_state' .* is int.* torch.save\(belay.average_state_dict"):
+        belay.save_average(tmp_path / "average")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_format_cannot_hold_is_refused_with_the_cure(tmp_path: Path) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.complex128))])
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+    with pytest.raises(ValueError, match=r"complex128.*torch.save\(belay.average_state_dict"):
+        belay.save_average(tmp_path / "average")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_package_the_cure_is_named_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, belay = trained()
+    before = snapshot(model, belay)
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install safetensors.*torch.save\(belay.average_state_dict"):
+        belay.save_average(tmp_path / "average")
+    assert not list(tmp_path.iterdir())
+    assert same(snapshot(model, belay), before)
+
+
+def test_an_unknown_average_is_refused(tmp_path: Path) -> None:
+    _, _, belay = trained()
+    with pytest.raises(ValueError, match="name='long' is no average"):
+        belay.save_average(tmp_path / "average", "long")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_full_export_of_one_process_is_the_export_on_the_host(dtype: torch.dtype) -> None:
+    _, _, belay = trained(model=mlp(dtype))
+    full = belay.average_state_dict(full=True)
+    assert same(dict(full), dict(belay.average_state_dict()))
+    assert all(t.dtype == dtype and t.device.type == "cpu" for t in full.values())
+    assert full._metadata == belay.average_state_dict()._metadata

@@ -1,0 +1,477 @@
+"""Around every step exactly once: exceptions, subclasses, hooks within hooks, copies, compilation, company."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import torchbelay as tb
+from helpers.problems import MLP, advance, copies, different, everything, f32, f64, same
+from torchbelay.ops import reference
+
+BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
+EMA = tb.Spring.ema(decay=0.9)
+METHODS = {
+    "belay": BELAY,
+    "velocities": tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0),
+    "ema": EMA,
+    "ema, lagged": tb.Spring(k=0.2, m1=inf, m2=1.0),  # moves before the step
+    "swa": tb.methods.swa(),
+    "lookahead": tb.methods.lookahead(k=3),
+    "heavy ball": tb.methods.heavy_ball(0.5),  # remembers learning rates
+    "schedule-free": tb.methods.schedule_free(0.9),
+}
+every_method = pytest.mark.parametrize("how", METHODS)
+
+
+class Stop(Exception):  # noqa: N818 (not an error: what a user's own code might raise)
+    pass
+
+
+class Run:
+    def __init__(
+        self, method: Any, kind: type[Optimizer] = torch.optim.AdamW, dtype: torch.dtype = f32, **options: Any
+    ) -> None:
+        self.model = MLP.model(dtype)
+        self.optimizer = kind(self.model.parameters(), lr=0.02)
+        self.belay = tb.Belay(self.model, self.optimizer, method, **options)
+
+    def train(self, steps: range) -> None:
+        advance(self.model, self.optimizer, MLP, steps)
+
+    def everything(self) -> dict[str, Any]:
+        return everything(model=self.model, optimizer=self.optimizer, belay=self.belay)
+
+
+def stop(*_: Any) -> None:
+    raise Stop
+
+
+class Passing(torch.optim.AdamW):
+    """Its step calls its parent's: both fire hooks once the parent class has an instance."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class PassingOn(Passing):
+    """Once more."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.fixture(autouse=True)
+def parents_have_instances() -> None:
+    for kind in (torch.optim.AdamW, Passing):
+        kind([nn.Parameter(torch.zeros(1))])
+
+
+every_depth = pytest.mark.parametrize("kind", [torch.optim.AdamW, Passing, PassingOn])
+
+
+# A step that raises
+
+
+@every_method
+@every_depth
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_step_that_raised_and_is_taken_again_counts_once(how: str, kind: type[Optimizer], times: int) -> None:
+    run, other = Run(METHODS[how], kind), Run(METHODS[how])
+    other.train(range(8))
+    run.train(range(4))
+    for _ in range(times):
+        with pytest.raises(Stop):
+            run.optimizer.step(stop)
+    assert run.belay.step == 4
+    run.train(range(4, 8))
+    assert run.belay.step == 8
+    assert different(run.everything(), other.everything()) == []
+
+
+def test_the_first_step_may_raise() -> None:
+    run, other = Run(METHODS["ema, lagged"]), Run(METHODS["ema, lagged"])
+    with pytest.raises(Stop):
+        run.optimizer.step(stop)
+    run.train(range(5))
+    other.train(range(5))
+    assert different(run.everything(), other.everything()) == []
+
+
+@every_method
+def test_it_may_be_taken_again_while_the_exception_is_still_handled(how: str) -> None:
+    run, other = Run(METHODS[how], PassingOn), Run(METHODS[how])
+    run.train(range(3))
+    run.optimizer.zero_grad()
+    MLP.loss(run.model, 3).backward()
+    try:
+        run.optimizer.step(stop)
+    except Stop:
+        run.optimizer.step()
+    other.train(range(4))
+    assert different(run.everything(), other.everything()) == []
+
+
+@every_method
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_a_hook_of_the_users_own_may_raise(how: str, first: str) -> None:
+    run, other = Run(METHODS[how]), Run(METHODS[how])
+    run.train(range(3))
+    handle = run.optimizer.register_step_pre_hook(stop)
+    if first == "theirs":
+        run.optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)
+    with pytest.raises(Stop):
+        run.train(range(3, 4))
+    handle.remove()
+    run.train(range(3, 6))
+    other.train(range(6))
+    assert different(run.everything(), other.everything()) == []
+
+
+@every_method
+def test_a_step_refused_inside_averaged_leaves_nothing_behind(how: str) -> None:
+    run, other = Run(METHODS[how]), Run(METHODS[how])
+    run.train(range(3))
+    before = run.everything()
+    with run.belay.averaged(), pytest.raises(RuntimeError, match="inside averaged"):
+        run.optimizer.step()
+    assert different(run.everything(), before) == []
+    run.train(range(3, 6))
+    other.train(range(6))
+    assert different(run.everything(), other.everything()) == []
+
+
+# Steps within steps
+
+
+@every_method
+@every_depth
+def test_a_step_within_a_step_counts_once(how: str, kind: type[Optimizer]) -> None:
+    run, other = Run(METHODS[how], kind), Run(METHODS[how])
+    run.train(range(6))
+    other.train(range(6))
+    assert run.belay.step == 6
+    assert different(run.everything(), other.everything()) == []
+
+
+class Twice(torch.optim.AdamW):
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        return super().step(closure)
+
+
+class Shrinking(torch.optim.AdamW):
+    """Moves the weights itself, before its parent does and after."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.shrink()
+        loss = super().step(closure)
+        self.shrink()
+        return loss
+
+    @torch.no_grad()
+    def shrink(self) -> None:
+        for group in self.param_groups:
+            torch._foreach_mul_(group["params"], 0.9)
+
+
+@pytest.mark.parametrize("kind", [Twice, Shrinking])
+def test_all_that_a_step_does_is_one_update_to_the_spring(kind: type[Optimizer]) -> None:
+    run, model = Run(BELAY, kind, f64), MLP.model(f64)
+    plain = kind(model.parameters(), lr=0.02)
+    w2 = copies(model.parameters())
+    for step in range(3):
+        run.train(range(step, step + 1))
+        before = copies(model.parameters())
+        advance(model, plain, MLP, range(step, step + 1))
+        for i, (old, p) in enumerate(zip(before, model.parameters(), strict=True)):
+            u = p.detach() - old
+            p.data, w2[i] = reference.algorithm1(old, w2[i], u, k=1.0, m1=10.0, m2=20.0)
+    # three steps, a few roundings each, of numbers around 1
+    torch.testing.assert_close(copies(run.model.parameters()), copies(model.parameters()), rtol=0, atol=1e-14)
+    torch.testing.assert_close(list(averages(run.belay).values()), w2, rtol=0, atol=1e-14)
+    assert run.belay.step == 3
+
+
+def averages(belay: tb.Belay) -> dict[str, Tensor]:
+    return belay.state_dict()["averages"]["average"]["weights"]
+
+
+@every_method
+def test_a_subclass_may_swallow_what_its_parents_step_raised(how: str) -> None:
+    class Stubborn(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            try:
+                return super().step(closure)
+            except Stop:
+                return super().step()
+
+    run, other = Run(METHODS[how], Stubborn), Run(METHODS[how])
+    for step in range(6):
+        run.optimizer.zero_grad()
+        MLP.loss(run.model, step).backward()
+        run.optimizer.step(stop if step in (2, 3) else None)
+        assert run.belay.step == step + 1
+    other.train(range(6))
+    assert different(run.everything(), other.everything()) == []
+
+
+@every_method
+def test_a_subclass_may_raise_before_its_parents_step(how: str) -> None:
+    class Nervous(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            if closure is not None:
+                closure()
+            return super().step()
+
+    run, other = Run(METHODS[how], Nervous), Run(METHODS[how])
+    run.train(range(3))
+    with pytest.raises(Stop):
+        run.optimizer.step(stop)
+    run.train(range(3, 6))
+    other.train(range(6))
+    assert different(run.everything(), other.everything()) == []
+
+
+def test_hooks_of_the_users_own_see_the_weights_of_their_place_in_the_line() -> None:
+    seen: dict[str, list[Tensor]] = {}
+    model, plain = MLP.model(f32), MLP.model(f32)
+    optimizer, alone = (torch.optim.AdamW(m.parameters(), lr=0.02) for m in (model, plain))
+    optimizer.register_step_post_hook(lambda *_: seen.update(stepped=copies(model.parameters())))
+    belay = tb.Belay(model, optimizer, BELAY)
+    optimizer.register_step_post_hook(lambda *_: seen.update(coupled=copies(model.parameters())))
+    advance(model, optimizer, MLP, range(1))
+    advance(plain, alone, MLP, range(1))
+    assert all(map(same, seen["stepped"], copies(plain.parameters())))
+    assert all(map(same, seen["coupled"], copies(model.parameters())))
+    assert not all(map(same, seen["stepped"], seen["coupled"]))
+    assert belay.step == 1
+
+
+@every_depth
+def test_a_hook_may_step_another_optimizer(kind: type[Optimizer]) -> None:
+    outer, inner, alone = Run(BELAY, kind), Run(EMA, kind), Run(EMA)
+    outer.optimizer.register_step_pre_hook(lambda *_: inner.train(range(1)))
+    advance(outer.model, outer.optimizer, MLP, range(1))  # fires it at every level of the step
+    alone.train(range(1))
+    fired = inner.belay.step
+    assert fired == [torch.optim.AdamW, Passing, PassingOn].index(kind) + 1
+    assert outer.belay.step == 1
+    for _ in range(fired - 1):
+        alone.train(range(1))
+    assert different(inner.everything(), alone.everything()) == []
+
+
+@every_method
+def test_a_closure_may_look_at_the_average(how: str) -> None:
+    run, other = Run(METHODS[how]), Run(METHODS[how])
+    losses = []
+    for step in range(5):
+
+        def closure(step: int = step) -> Tensor:
+            with run.belay.averaged():
+                losses.append(MLP.loss(run.model, step).item())
+            run.optimizer.zero_grad()
+            loss = MLP.loss(run.model, step)
+            loss.backward()
+            return loss
+
+        run.optimizer.step(closure)
+    other.train(range(5))
+    assert len(losses) == 5
+    assert different(run.everything(), other.everything()) == []
+
+
+# Copies
+
+
+def test_a_copy_of_the_optimizer_carries_no_hooks() -> None:
+    run, other = Run(BELAY), Run(BELAY)
+    run.train(range(3))
+    before = everything(belay=run.belay)
+    model, optimizer = copy.deepcopy((run.model, run.optimizer))
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    advance(model, optimizer, MLP, range(3, 6))
+    assert different(everything(belay=run.belay), before) == []
+    run.train(range(3, 6))
+    other.train(range(6))
+    assert different(run.everything(), other.everything()) == []
+
+
+def test_a_copy_may_have_a_belay_of_its_own_and_go_on() -> None:
+    run = Run(BELAY)
+    run.train(range(3))
+    model, optimizer = copy.deepcopy((run.model, run.optimizer))
+    belay = tb.Belay(model, optimizer, BELAY)
+    belay.load_state_dict(copy.deepcopy(run.belay.state_dict()))
+    advance(model, optimizer, MLP, range(3, 6))
+    run.train(range(3, 6))
+    assert different(everything(model=model, optimizer=optimizer, belay=belay), run.everything()) == []
+
+
+# Compilation
+
+
+class Counting:
+    """A backend that runs a graph as it is and counts what it is asked to compile."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.sizes.append(len(graph.graph.nodes))
+        return graph.forward
+
+
+@contextmanager
+def fresh_compiler() -> Iterator[Counting]:
+    torch._dynamo.reset()
+    torch.set_default_dtype(f64)  # a compiled AdamW counts steps in a tensor of it, and works out powers of β there
+    try:
+        yield Counting()
+    finally:
+        torch.set_default_dtype(f32)
+        torch._dynamo.reset()
+
+
+# torch's compiler imports parts of torch that torch itself has deprecated
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+@pytest.mark.parametrize("how", ["belay", "velocities", "lookahead"])
+@every_depth
+def test_a_compiled_step_gives_the_same_numbers_and_compiles_once(how: str, kind: type[Optimizer]) -> None:
+    run, other = Run(METHODS[how], kind, f64), Run(METHODS[how], dtype=f64)
+    with fresh_compiler() as backend:
+        step = torch.compile(run.optimizer.step, backend=backend)
+        compiled = []
+        for t in range(6):
+            run.optimizer.zero_grad()
+            MLP.loss(run.model, t).backward()
+            step()
+            compiled.append(len(backend.sizes))
+    other.train(range(6))
+    assert max(backend.sizes) > 4 * 10  # four parameters, and a step of AdamW is more than ten operations on each
+    assert compiled[-1] == compiled[1]  # the first step makes the optimizer's state: it may look different
+    assert run.belay.step == 6
+    agree(run, other)
+
+
+@pytest.mark.parametrize("how", ["belay", "lookahead"])
+def test_a_compiled_model_gives_the_same_numbers_and_names_and_compiles_once(how: str) -> None:
+    run, other = (Run(METHODS[how], dtype=f64) for _ in range(2))
+    run.belay.detach()
+    with fresh_compiler() as backend:
+        wrapped = torch.compile(run.model, backend=backend)
+        run.belay = tb.Belay(wrapped, run.optimizer, METHODS[how])
+        for t in range(6):
+            advance(wrapped, run.optimizer, MLP, [t])
+        with run.belay.averaged():
+            inside = MLP.loss(wrapped, 0)
+    other.train(range(6))
+    assert len(backend.sizes) == 1
+    agree(run, other)
+    with other.belay.averaged():
+        torch.testing.assert_close(inside, MLP.loss(other.model, 0), rtol=0, atol=1e-14)
+
+
+def agree(run: Run, other: Run) -> None:
+    """The compiler may order operations differently: equal but for rounding, of numbers around 1, over six steps."""
+    ours, theirs = (everything(model=each.model, belay=each.belay) for each in (run, other))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-14)
+        else:
+            assert value == theirs[name]
+
+
+# Company
+
+
+@pytest.mark.parametrize("watching", ["ema", "ema, lagged", "swa"])
+def test_a_second_belay_on_an_optimizer_is_like_a_spectator(watching: str) -> None:
+    run = Run(BELAY)
+    second = tb.Belay(run.model, run.optimizer, METHODS[watching])
+    other = Run(BELAY, spectators={"second": METHODS[watching]})
+    run.train(range(6))
+    other.train(range(6))
+    assert second.step == run.belay.step == 6
+    assert different(everything(model=run.model), everything(model=other.model)) == []
+    for belay, name in ((run.belay, "average"), (second, "second")):
+        ours, theirs = belay.average_state_dict(), other.belay.average_state_dict(name)
+        assert ours.keys() == theirs.keys()
+        assert all(same(ours[key], theirs[key]) for key in ours)
+
+
+def test_of_two_belays_one_may_leave() -> None:
+    run, other = Run(BELAY), Run(BELAY)
+    second = tb.Belay(run.model, run.optimizer, EMA)
+    run.train(range(3))
+    second.detach()
+    left = everything(belay=second)
+    run.train(range(3, 6))
+    other.train(range(6))
+    assert different(everything(belay=second), left) == []
+    assert different(run.everything(), other.everything()) == []
+
+
+class Pair(nn.Module):
+    """A generator and its judge in one model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.judge = MLP.model(f32, seed=1), MLP.model(f32, seed=2)
+
+
+def compete(pair: Pair, optimizers: tuple[Optimizer, Optimizer], steps: range) -> None:
+    """The judge learns at every step, the generator at every other one; the losses go through both."""
+    for step in steps:
+        for optimizer, sign in zip(optimizers, (1, -1), strict=True):
+            if sign == 1 or step % 2:
+                pair.zero_grad()
+                (sign * (MLP.loss(pair.judge, step) * MLP.loss(pair.generator, step))).backward()
+                optimizer.step()
+
+
+def rivals(pair: Pair) -> tuple[Optimizer, Optimizer]:
+    return torch.optim.AdamW(pair.judge.parameters(), lr=0.02), torch.optim.SGD(pair.generator.parameters(), lr=0.1)
+
+
+def test_two_optimizers_on_one_model_each_have_an_average_of_their_own() -> None:
+    both, apart = Pair(), Pair()
+    judging, generating = rivals(both)
+    belays = [tb.Belay(both, judging, BELAY), tb.Belay(both, generating, EMA)]
+    compete(both, (judging, generating), range(7))
+    optimizers = rivals(apart)
+    separate = [tb.Belay(apart.judge, optimizers[0], BELAY), tb.Belay(apart.generator, optimizers[1], EMA)]
+    compete(apart, optimizers, range(7))
+    assert [belay.step for belay in belays] == [7, 3]
+    assert different(everything(model=both), everything(model=apart)) == []
+    for belay, alone, own in zip(belays, separate, ("judge.", "generator."), strict=True):
+        exported = belay.average_state_dict()
+        assert exported.keys() == both.state_dict().keys()
+        for name, value in exported.items():
+            averaged = name.startswith(own)
+            expected = alone.average_state_dict()[name.removeprefix(own)] if averaged else both.state_dict()[name]
+            assert same(value, expected)
+            assert averaged != same(value, both.state_dict()[name])
+
+
+def test_a_step_of_one_is_not_refused_inside_the_average_of_the_other() -> None:
+    pair = Pair()
+    judging, generating = rivals(pair)
+    belays = [tb.Belay(pair, judging, BELAY), tb.Belay(pair, generating, EMA)]
+    compete(pair, (judging, generating), range(4))
+    weights = copies(pair.generator.parameters())
+    with belays[1].averaged():
+        compete(pair, (judging, judging), range(4, 5))
+        with pytest.raises(RuntimeError, match="inside averaged"):
+            generating.step()
+    assert [belay.step for belay in belays] == [5, 2]
+    assert all(map(same, copies(pair.generator.parameters()), weights))

@@ -1,0 +1,101 @@
+"""Swapping weights and average, when things go wrong in the middle of it."""
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import torchbelay as tb
+from helpers.small import EMA, attached, same, snapshot, train, values
+from torchbelay.ops import arithmetic
+
+
+def test_memory_that_runs_out_while_swapping_leaves_everything_as_it_was(monkeypatch) -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+    trade, calls = arithmetic._trade, []
+
+    def exhausted(x: list[torch.Tensor], y: list[torch.Tensor]) -> None:
+        calls.append(len(x))
+        if len(calls) == 3:
+            raise MemoryError("the third piece does not fit")
+        trade(x, y)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(arithmetic, "SCRATCH", 5)
+        patched.setattr(arithmetic, "_trade", exhausted)
+        with pytest.raises(MemoryError), belay.averaged():
+            pytest.fail("the block must not be entered")
+    assert len(calls) == 5  # two pieces went there and back
+    assert same(snapshot(model, belay), before)
+    train(model, optimizer, 1, first=3)  # and no block is left open
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["entering", "leaving"])
+def test_an_interrupt_in_the_middle_of_a_swap_waits_until_it_is_done(monkeypatch, at: int) -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+    trade, calls, entered = arithmetic._trade, [], []
+
+    def interrupted(x: list[torch.Tensor], y: list[torch.Tensor]) -> None:
+        calls.append(None)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        trade(x, y)
+
+    monkeypatch.setattr(arithmetic, "_trade", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), belay.averaged():
+        entered.append(True)
+    assert bool(entered) is (at == 2)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert same(snapshot(model, belay), before)
+
+
+def test_a_model_that_is_converted_inside_keeps_its_weights_and_says_so() -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 3)
+    weights, average = values(model), belay.average_state_dict()
+    with pytest.warns(tb.BelayWarning, match="converted to torch.bfloat16 inside averaged"), belay.averaged():
+        model.bfloat16()
+    assert same(values(model), {name: w.bfloat16() for name, w in weights.items()})
+    kept = belay.state_dict()["averages"]["average"]["weights"]
+    assert same(kept, {name: w.bfloat16().float() for name, w in average.items()})
+
+
+def test_a_graph_made_before_the_swap_is_not_silently_wrong_after_it() -> None:
+    """Weights that were written between forward and backward: torch itself refuses."""
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 2)
+    loss = model(torch.ones(2, 3)).square().mean()
+    with belay.averaged():
+        pass
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_export_between_forward_and_backward_disturbs_nothing() -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 2)
+    loss = model(torch.ones(2, 3)).square().mean()
+    exported = belay.average_state_dict()
+    assert not any(tensor.requires_grad for tensor in exported.values())
+    optimizer.zero_grad()
+    loss.backward()
+    assert model[0].weight.grad is not None
+
+
+def test_the_export_carries_the_versions_by_which_modules_migrate_old_layouts() -> None:
+    class Versioned(nn.Linear):
+        _version = 2
+
+    model = nn.Sequential(Versioned(3, 1))
+    compiled = torch.compile(model, backend="eager")
+    belay = tb.Belay(compiled, torch.optim.SGD(compiled.parameters(), lr=0.1), EMA)
+    exported = belay.average_state_dict()
+    assert exported._metadata == dict(model.state_dict()._metadata)
+    assert exported._metadata["0"] == {"version": 2}

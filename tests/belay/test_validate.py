@@ -1,0 +1,274 @@
+"""Bad input gets a clear error, and a refused call changes nothing."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchbelay as tb
+from helpers.small import BELAY, EMA, SWINGING, attached, mlp, same, snapshot, train, values
+
+
+def unstable() -> tb.Spring:
+    with pytest.warns(tb.UnstableSpringWarning):
+        return tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=0.01, c2=0.02)
+
+
+class Pulls:
+    """A method that turns out to pull only after a thousand steps."""
+
+    def coupling(self, step: int, lr: float) -> tb.Coupling:
+        return tb.Coupling(0.1 if step > 1000 else 0.0, 0.1, 0.9 if step > 1000 else 1.0, 0.1)
+
+
+class NoCoupling:
+    def coupling(self, step: int, lr: float) -> float:
+        return 0.9
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As some frameworks wrap an optimizer: a subclass by name only."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+
+def meta() -> nn.Module:
+    return nn.Linear(3, 1, device="meta")
+
+
+CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
+    "no module": (lambda m, o: tb.Belay([1, 2], o, EMA), TypeError, "model=list is not a torch.nn.Module"),
+    "no optimizer": (lambda m, o: tb.Belay(m, "adam", EMA), TypeError, "optimizer=str .* before_step"),
+    "a number for a method": (lambda m, o: tb.Belay(m, o, 0.999), TypeError, "method=0.999 is neither"),
+    "a class for a method": (lambda m, o: tb.Belay(m, o, tb.methods.lookahead), TypeError, "class; give an instance"),
+    "a rule that returns none": (lambda m, o: tb.Belay(m, o, lambda n, p: 3), TypeError, r"no coupling\(step, lr\)"),
+    "a method that returns a number": (lambda m, o: tb.Belay(m, o, NoCoupling()), TypeError, "not a Coupling"),
+    "nothing to average": (lambda m, o: tb.Belay(m, o, lambda n, p: None), ValueError, "nothing to average"),
+    "unstable": (lambda m, o: tb.Belay(m, o, unstable()), ValueError, "is unstable.*allow_unstable=True"),
+    "a stranger's parameter": (
+        lambda m, o: tb.Belay(mlp(seed=1), o, EMA),
+        ValueError,
+        r"parameter 0 of the optimizer's group 0, of shape \(5, 3\), is not in the model",
+    ),
+    "meta device": (
+        lambda m, o: tb.Belay(n := meta(), torch.optim.SGD(n.parameters()), EMA),
+        ValueError,
+        "meta device; materialise",
+    ),
+    "unknown option": (lambda m, o: tb.Belay(m, o, EMA, evry=3), TypeError, "evry"),
+    "every = 0": (lambda m, o: tb.Belay(m, o, EMA, every=0), ValueError, "every=0 .* every ≥ 1"),
+    "every = 1.5": (lambda m, o: tb.Belay(m, o, EMA, every=1.5), TypeError, "every=1.5"),
+    "start = -1": (lambda m, o: tb.Belay(m, o, EMA, start=-1), ValueError, "start=-1"),
+    "an integer dtype": (lambda m, o: tb.Belay(m, o, EMA, dtype=torch.int32), ValueError, "dtype=torch.int32"),
+    "a text for a dtype": (lambda m, o: tb.Belay(m, o, EMA, dtype="float32"), ValueError, "dtype='float32'"),
+    "a dtype of 8 bits": (lambda m, o: tb.Belay(m, o, EMA, dtype=torch.float8_e4m3fn), ValueError, "float8_e4m3fn can"),
+    "unknown buffers": (lambda m, o: tb.Belay(m, o, EMA, buffers="keep"), ValueError, "buffers='keep' .* 'copy'"),
+    "unknown impl": (lambda m, o: tb.Belay(m, o, EMA, impl="cuda"), ValueError, "impl='cuda' .* 'foreach'"),
+    "every with velocities": (lambda m, o: tb.Belay(m, o, SWINGING, every=2), ValueError, "every=2 .* velocities"),
+    "every with momentum": (
+        lambda m, o: tb.Belay(m, o, tb.methods.nesterov(0.9), every=2),
+        ValueError,
+        "every=2 .* force of its own",
+    ),
+    "every with a memory": (
+        lambda m, o: tb.Belay(m, o, tb.methods.schedule_free(0.0), every=2),
+        ValueError,
+        "every=2 .* learning rate of every step",
+    ),
+    "every with a rhythm": (lambda m, o: tb.Belay(m, o, tb.methods.lookahead(), every=2), ValueError, "rhythm"),
+    "a spectator that pulls": (
+        lambda m, o: tb.Belay(m, o, EMA, spectators={"s": BELAY}),
+        ValueError,
+        "spectator 's' would pull",
+    ),
+    "a spectator that pulls later": (
+        lambda m, o: tb.Belay(m, o, EMA, spectators={"s": tb.methods.lookahead(k=7)}),
+        ValueError,
+        "spectator 's' would pull",
+    ),
+    "a spectator that pulls much later": (
+        lambda m, o: tb.Belay(m, o, EMA, spectators={"s": tb.methods.switch_ema(0.9, every=10_000)}),
+        ValueError,
+        "spectator 's' would pull",
+    ),
+    "spectators without names": (lambda m, o: tb.Belay(m, o, EMA, spectators=[EMA]), TypeError, "give each a name"),
+    "a wrapper without hooks": (lambda m, o: tb.Belay(m, Wrapper(o), EMA), TypeError, "pass the optimizer inside it"),
+    "a spectator called average": (
+        lambda m, o: tb.Belay(m, o, EMA, spectators={"average": EMA}),
+        ValueError,
+        "name of its own",
+    ),
+    "a spectator without a name": (lambda m, o: tb.Belay(m, o, EMA, spectators={"": EMA}), ValueError, "name ''"),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "message"), CONSTRUCTIONS.values(), ids=CONSTRUCTIONS)
+def test_a_refused_construction_attaches_nothing(make: Any, error: type[Exception], message: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights = values(model)
+    with pytest.raises(error, match=message):
+        make(model, optimizer)
+    assert same(values(model), weights)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_an_unstable_spring_is_accepted_when_it_was_asked_for() -> None:
+    with pytest.warns(tb.UnstableSpringWarning):
+        spring = tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=0.01, c2=0.02, allow_unstable=True)
+    model, optimizer, belay = attached(spring)
+    train(model, optimizer, 3)
+    assert belay.stats()["regime"] == "unstable"
+
+
+@pytest.mark.parametrize("method", [BELAY, EMA, SWINGING, tb.methods.swa()], ids=str)
+def test_a_step_inside_averaged_is_refused_before_any_weight_moves(method: tb.Method) -> None:
+    model, optimizer, belay = attached(method)
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+    with belay.averaged():
+        inside = values(model)
+        with pytest.raises(RuntimeError, match=r"step inside averaged\('average'\)"):
+            optimizer.step()
+        assert same(values(model), inside)
+    assert same(snapshot(model, belay), before)
+    train(model, optimizer, 1, first=3)
+    assert belay.step == 4
+
+
+INSIDE = {
+    "reset": lambda b: b.reset(),
+    "copy_to_model": lambda b: b.copy_to_model(),
+    "load_state_dict": lambda b: b.load_state_dict(b.state_dict()),
+    "detach": lambda b: b.detach(),
+}
+
+
+@pytest.mark.parametrize(("name", "call"), INSIDE.items(), ids=INSIDE)
+def test_what_would_lose_the_weights_inside_averaged_is_refused(name: str, call: Any) -> None:
+    model, optimizer, belay = attached(EMA, spectators={"short": EMA})
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+    with belay.averaged("short"), pytest.raises(RuntimeError, match=rf"{name}\(\) inside averaged\('short'\)"):
+        call(belay)
+    assert same(snapshot(model, belay), before)
+
+
+def test_after_step_inside_averaged_is_refused() -> None:
+    belay = tb.Belay(mlp(), None, BELAY)
+    belay.before_step()
+    with belay.averaged(), pytest.raises(RuntimeError, match=r"after_step\(\) inside averaged"):
+        belay.after_step()
+
+
+@pytest.mark.parametrize("lr", [-1.0, float("nan"), float("inf"), "0.1"], ids=str)
+def test_a_learning_rate_by_hand_that_is_none_is_refused(lr: Any) -> None:
+    belay = tb.Belay(mlp(), None, EMA)
+    with pytest.raises((ValueError, TypeError), match=f"lr={lr!r}"):
+        belay.before_step(lr=lr)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
+def test_a_copy_of_a_belay_is_refused_with_the_cure(duplicate: Any) -> None:
+    _, _, belay = attached(EMA)
+    with pytest.raises(TypeError, match=r"save its state_dict\(\)"):
+        duplicate(belay)
+
+
+def test_a_strong_easgd_at_a_small_learning_rate_is_accepted() -> None:
+    model = mlp()
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=1e-4), tb.methods.easgd(rho=2000.0))
+    assert belay.step == 0
+
+
+def test_another_average_inside_averaged_is_refused() -> None:
+    model, optimizer, belay = attached(EMA, spectators={"short": tb.Spring.ema(decay=0.5)})
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+    with belay.averaged(), pytest.raises(RuntimeError, match="leave that block first"), belay.averaged("short"):
+        pass
+    assert same(snapshot(model, belay), before)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: b.averaged("long").__enter__(),
+        lambda b: b.average_state_dict("long"),
+        lambda b: b.copy_to_model("long"),
+    ],
+    ids=["averaged", "average_state_dict", "copy_to_model"],
+)
+def test_an_unknown_average_is_named_with_the_known_ones(call: Any) -> None:
+    _, _, belay = attached(EMA, spectators={"short": EMA})
+    with pytest.raises(ValueError, match="name='long' is no average; choose one of 'average', 'short'"):
+        call(belay)
+
+
+def test_steps_by_hand_are_refused_where_hooks_do_them() -> None:
+    model, _, belay = attached(EMA)
+    before = snapshot(model, belay)
+    for call in (belay.before_step, belay.after_step):
+        with pytest.raises(RuntimeError, match="the optimizer's own hooks do it"):
+            call()
+    assert same(snapshot(model, belay), before)
+
+
+def test_steps_by_hand_come_in_pairs_and_end_with_detach() -> None:
+    model = mlp()
+    belay = tb.Belay(model, None, EMA)
+    before = snapshot(model, belay)
+    with pytest.raises(RuntimeError, match=r"after_step\(\) without before_step"):
+        belay.after_step()
+    belay.detach()
+    with pytest.raises(RuntimeError, match=r"before_step\(\) after detach\(\)"):
+        belay.before_step()
+    assert same(snapshot(model, belay), before)
+
+
+def test_a_method_that_needs_the_learning_rate_says_so_by_hand() -> None:
+    model = mlp()
+    belay = tb.Belay(model, None, tb.methods.easgd(rho=1.0))
+    before = snapshot(model, belay)
+    with pytest.raises(ValueError, match=r"needs the learning rate: give it as before_step\(lr=...\)"):
+        belay.before_step()
+    assert same(snapshot(model, belay), before)
+
+
+def test_a_stranger_added_to_the_optimizer_is_refused_before_any_weight_moves() -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 2)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
+    before = snapshot(model, belay)
+    with pytest.raises(ValueError, match=r"parameter 0 of the optimizer's group 1, of shape \(2, 2\)"):
+        train(model, optimizer, 1)
+    assert same(snapshot(model, belay), before)
+
+
+def test_a_spectator_that_begins_to_pull_is_stopped_before_any_weight_moves() -> None:
+    model, optimizer, belay = attached(EMA, spectators={"s": Pulls()})
+    belay._stepper.clock._count = 1000
+    before = snapshot(model, belay)
+    with pytest.raises(ValueError, match="spectator 's' may only watch"):
+        train(model, optimizer, 1)
+    assert same(snapshot(model, belay), before)
+
+
+def test_a_coupling_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="a=nan of a Coupling"):
+        tb.Coupling(float("nan"), 0.1, 1.0, 0.0)
+
+
+def test_easgd_whose_learning_rate_grew_too_large_is_stopped_before_any_weight_moves() -> None:
+    model, optimizer, belay = attached(tb.methods.easgd(rho=10.0))
+    train(model, optimizer, 2)
+    optimizer.param_groups[0]["lr"] = 0.2
+    before = snapshot(model, belay)
+    with pytest.raises(ValueError, match=r"rho=10\.0 at lr=0\.2"):
+        train(model, optimizer, 1)
+    assert same(snapshot(model, belay), before)

@@ -1,0 +1,87 @@
+"""Several real processes on gloo: one start for each number of ranks, and every check in it.
+
+    python ranks.py FOLDER
+
+imports everything once and then forks, so that nine ranks cost the time of one import. For each number of ranks it
+writes what every check said to FOLDER/<ranks>.json: null, or what went wrong on the first rank that said so.
+"""
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+WORLDS = (2, 1, 3, 4)  # 2 first: it saves what the others load
+LIMIT = 100.0  # seconds for the checks of one number of ranks; they take a few
+
+
+def run(rank: int, world: int, folder: Path) -> None:
+    """All checks of one rank. Ranks that disagree stop here: what follows would wait for each other in vain."""
+    import torch
+    import torch.distributed as dist
+
+    from helpers import rank_checks
+
+    faulthandler.dump_traceback_later(LIMIT - 10)  # what it was waiting for, if it was
+    torch.set_num_threads(1)
+    warnings.simplefilter("error", category=rank_checks.tb.BelayWarning)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store{world}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=LIMIT - 20),
+    )
+    said: dict[str, str | None] = {}
+    for name, check in rank_checks.for_ranks(world).items():
+        try:
+            torch.manual_seed(0)
+            check(folder)
+            mine = None
+        except BaseException:  # torch's CheckpointException is no Exception
+            mine = f"rank {rank} of {world}:\n{traceback.format_exc()}"
+        everybody: list[str | None] = [None] * world
+        try:
+            dist.all_gather_object(everybody, mine)
+        except Exception:  # another rank is somewhere else
+            everybody = [mine or traceback.format_exc()]
+        said[name] = next(filter(None, everybody), None)
+        if rank == 0:
+            (folder / f"{world}.json").write_text(json.dumps(said))
+        if mine is not None and len(everybody) == 1:
+            break
+    dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def finish(processes: "Sequence[multiprocessing.context.ForkProcess]", limit: float) -> None:
+    """Start them all and wait; those that take longer than `limit` seconds are killed."""
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(limit)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def main(folder: Path) -> None:
+    """Fork the ranks of each world, one world after the other."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    from helpers import rank_checks  # noqa: F401  # the imports, once for all
+
+    fork = multiprocessing.get_context("fork")
+    for world in WORLDS:
+        ranks = [fork.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
+        finish(ranks, LIMIT)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,196 @@
+"""C11's rule on constructed records of each outcome."""
+
+import pytest
+
+from helpers import score_records
+from torchbelay.lab.claims import CLAIMS, judge
+from torchbelay.lab.claims.trained import more_robust, on_mnist, on_the_plane, on_the_ring, sign_of_the_spring, working
+from torchbelay.lab.claims.verdict import Answer
+from torchbelay.lab.part import Record
+
+RATES = [10.0**e for e in range(-5, 5)]
+FUNCTIONS = ("Rosenbrock", "Beale", "absolute", "bowl")
+
+
+def rates(arm: str, works: int) -> list[Record]:
+    """An arm that works at the first so many rates, on every function."""
+    common = {"kind": "rate", "arm": arm, "judged": "w2"}
+    return [
+        common | {"function": function, "lr": lr, "converged": 0.9 if i < works else 0.89}
+        for function in FUNCTIONS
+        for i, lr in enumerate(RATES)
+    ]
+
+
+def plane(belay: int, ema: int, matched: int) -> list[Record]:
+    return [
+        record
+        for family in ("SGD", "Adam")
+        for arm, works in (("BELAY", belay), ("EMA", ema), ("matched EMA", matched))
+        for record in rates(f"{arm}+{family}", works)
+    ]
+
+
+LRS = (1e-3, 1e-2, 1e-1, 1.0)
+Losses = tuple[float | None, ...]
+FLAT, NARROW, FLAT_BUT_BAD = (1.0,) * 4, (9.0, 1.0, 9.0, 9.0), (2.0,) * 4
+LOST: Losses = (None,) * 4
+
+
+def runs(arm: str, curves: list[Losses], setting: str = "the paper's") -> list[Record]:
+    """A loss for each learning rate, for each seed."""
+    return [
+        {"kind": "run", "arm": arm, "setting": setting, "seed": seed, "lr": lr, "test": loss}
+        for seed, curve in enumerate(curves)
+        for lr, loss in zip(LRS, curve, strict=True)
+    ]
+
+
+def ring(belay: Losses, ema: Losses, matched: Losses) -> list[Record]:
+    tuned = runs("BELAY", [FLAT] * 10, setting="another")  # not to be looked at
+    return runs("BELAY", [belay] * 10) + tuned + runs("EMA", [ema] * 10) + runs("matched EMA", [matched] * 10)
+
+
+@pytest.mark.parametrize(
+    ("on_plane", "on_ring", "answer"),
+    [
+        ((6, 4, 4), (FLAT, NARROW, NARROW), Answer.HOLDS),
+        ((5, 4, 4), (FLAT, NARROW, NARROW), Answer.IN_PART),  # one step of the grid is not notable
+        ((6, 4, 4), (FLAT, NARROW, FLAT), Answer.IN_PART),
+        ((4, 6, 6), (FLAT_BUT_BAD, NARROW, NARROW), Answer.IN_PART),  # flat, but because it is nowhere good
+        ((6, 4, 8), (NARROW, FLAT, FLAT), Answer.IN_PART),
+        ((4, 4, 4), (FLAT, FLAT, FLAT), Answer.FAILS),
+        ((4, 6, 6), (LOST, NARROW, NARROW), Answer.FAILS),
+        ((4, 6, 6), (LOST, LOST, LOST), Answer.FAILS),
+    ],
+)
+def test_each_outcome(on_plane: tuple[int, int, int], on_ring: tuple[Losses, Losses, Losses], answer: Answer) -> None:
+    found = more_robust({"robustness": plane(*on_plane), "ring": ring(*on_ring)})
+    assert found.answer is answer
+
+
+@pytest.mark.parametrize(("agree", "kept"), [(9, True), (8, False)])
+def test_nearly_all_seeds_must_agree(agree: int, kept: bool) -> None:
+    belay: list[Losses] = [FLAT] * agree + [NARROW] * (10 - agree)
+    of_ring = runs("BELAY", belay) + runs("EMA", [NARROW] * 10) + runs("matched EMA", [NARROW] * 10)
+    for shared in (True, False):
+        assert on_the_ring({"ring": of_ring}, "EMA", shared=shared) == (agree, 0, 10)
+    answer = more_robust({"robustness": plane(4, 4, 4), "ring": of_ring}).answer
+    assert answer is (Answer.IN_PART if kept else Answer.FAILS)
+
+
+def test_the_numbers_are_those_of_the_records() -> None:
+    wider, narrower, tried, numbers = on_the_plane({"robustness": plane(6, 4, 9)}, "EMA")
+    assert (wider, narrower, tried) == (8, 0, 8)
+    assert numbers[0] == ("Rosenbrock, SGD: decades that work, BELAY and EMA", "6, 4")
+    summary = more_robust({"robustness": plane(6, 4, 9), "ring": ring(NARROW, NARROW, FLAT)}).summary
+    assert (
+        "wider than EMA's in 8 of 8 cases on the plane and 0 of 10 seeds on the ring (narrower in 0 and 0)" in summary
+    )
+    assert (
+        "than the matched EMA's in 0 of 8 cases on the plane and 0 of 10 seeds on the ring (narrower in 8 " in summary
+    )
+
+
+def test_what_only_its_own_best_loss_shows_is_said() -> None:
+    rest = {"robustness": plane(4, 4, 4)}
+    found = more_robust(rest | {"ring": ring(FLAT_BUT_BAD, NARROW, FLAT)})
+    assert found.answer is Answer.IN_PART
+    assert "; only by each one's own best loss is it wider than EMA's for 10 of 10 seeds on the ring." in found.summary
+    assert "own best" not in more_robust(rest | {"ring": ring(FLAT, NARROW, NARROW)}).summary
+
+
+def test_the_two_bars_are_told_apart_and_a_hair_wider_is_not_wider() -> None:
+    def counts(belay: Losses, rival: Losses) -> list[tuple[int, int, int]]:
+        records = {"ring": runs("BELAY", [belay]) + runs("EMA", [rival])}
+        return [on_the_ring(records, "EMA", shared=shared) for shared in (True, False)]
+
+    assert counts(FLAT_BUT_BAD, NARROW) == [(0, 1, 1), (1, 0, 1)]
+    assert counts((1.0, 1.0, 9.0, 9.0), (1.0, 1.0, 9.1, 9.0)) == [(0, 0, 1), (0, 0, 1)]
+
+
+# Images --------------------------------------------------------------------------------------------------------------
+
+MIDDLE = {1e-4: 3.0, 3e-4: 1.0, 1e-3: 1.0, 3e-3: 1.0, 1e-2: 1.0, 5e-2: None}  # against the made-up EMA
+WIDE = dict.fromkeys(MIDDLE, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("belay", "ema", "matched", "expected"),
+    [
+        (WIDE, MIDDLE, WIDE, [(3, 0, 3), (0, 0, 3)]),
+        (MIDDLE, WIDE, MIDDLE, [(0, 3, 3), (0, 0, 3)]),
+    ],
+)
+def test_ranges_on_mnist_are_compared_seed_by_seed(
+    belay: dict[float, float | None],
+    ema: dict[float, float | None],
+    matched: dict[float, float | None],
+    expected: list[tuple[int, int, int]],
+) -> None:
+    records = {"mnist": score_records.mnist(belay, matched, ema=ema, noise=0.0)}
+    for shared in (True, False):
+        assert [on_mnist(records, rival, shared=shared) for rival in ("EMA", "matched EMA")] == expected
+
+
+def test_a_curve_on_mnist_that_is_flat_because_it_is_bad_is_narrow_by_the_bar_that_both_share() -> None:
+    bad = {lr: 2 * min(score_records.RATES.values()) / loss for lr, loss in score_records.RATES.items()}
+    records = {"mnist": score_records.mnist(bad, noise=0.0)}
+    assert on_mnist(records, "EMA", shared=True) == (0, 3, 3)
+    assert on_mnist(records, "EMA", shared=False) == (3, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("belay", "answer"), [(WIDE, Answer.IN_PART), (MIDDLE, Answer.FAILS)], ids=["wider on MNIST alone", "nowhere"]
+)
+def test_mnist_counts(belay: dict[float, float | None], answer: Answer) -> None:
+    rest = {"robustness": plane(4, 4, 4), "ring": ring(FLAT, FLAT, FLAT)}
+    found = more_robust(rest | {"mnist": score_records.mnist(belay, MIDDLE, ema=MIDDLE, noise=0.0)})
+    assert found.answer is answer
+    assert f"{3 if belay is WIDE else 0} of 3 seeds on score models of MNIST (narrower in 0, 0 and 0)" in found.summary
+    without = more_robust(rest | {"mnist": []})
+    assert (without.answer, "MNIST" in without.summary) == (Answer.FAILS, False)
+
+
+REST = {"robustness": plane(4, 4, 4), "ring": ring(FLAT, FLAT, FLAT)}
+GONE = {1e-3: 1.0, 4e-3: 1.0, 1.2e-2: None}
+
+
+def test_what_the_other_sign_of_the_spring_loses_is_told() -> None:
+    some = {"θ −0.5": 1.0, "θ −0.25": 1.0, "θ 0": GONE, "θ +1": GONE}
+    told = more_robust(REST | {"sign": score_records.sign(some)})
+    assert (
+        "θ < 0, loses none of 10 runs on MNIST at 0.012, where EMA (θ = 0) loses 5 of 5 and θ > 0 5 of 5."
+        in told.summary
+    )
+    (number,) = [value for what, value in told.numbers if what.startswith("MNIST at 0.012: test loss at θ = −0.5 ÷")]
+    assert number == "θ = 0 lost in 5 of 5 seeds, p = 0.004"
+    alone = more_robust(REST)
+    assert (told.answer, "sign" in alone.summary) == (alone.answer, False)  # it decides nothing
+
+
+def test_where_nothing_is_lost_it_is_told_where_the_other_sign_is_lower_and_higher() -> None:
+    some = {"θ −0.5": {1e-3: 1.2, 4e-3: 0.8, 1.2e-2: 0.8}, "θ 0": 1.0, "θ +1": 0.5}
+    told = more_robust(REST | {"sign": score_records.sign(some)})
+    assert "θ < 0, has a lower loss than θ = 0 in 2 of 3 cases on MNIST and a higher one in 1." in told.summary
+    assert sign_of_the_spring({"sign": score_records.sign({"θ −0.5": 0.9})}) == []  # nothing to compare with
+    assert "sign" not in more_robust(REST | {"sign": score_records.sign({"θ 0": 1.0, "θ +1": None})}).summary
+
+
+def test_what_the_other_sign_does_on_cifar10_is_told_against_it() -> None:
+    images = score_records.cifar10(other_sign=1.5, noise=0.0)
+    both = more_robust(REST | {"sign": score_records.sign({"θ −0.5": 1.0, "θ 0": GONE}), "cifar10": images})
+    assert both.summary.endswith(", but on CIFAR-10 θ = −0.5 has 1.5 times EMA's loss (1.5 to 1.5).")
+    assert ("CIFAR-10 at 0.001: test loss at θ −0.5 ÷ EMA's", "1.5 (1.5 to 1.5)") in both.numbers
+    gone = more_robust(REST | {"cifar10": score_records.cifar10(other_sign=None)})
+    assert "on CIFAR-10 θ −0.5 has no ratio to EMA (θ −0.5 lost in 3 of 3 seeds, p = 0.05)" in gone.summary
+
+
+def test_a_range_is_unbroken() -> None:
+    with_a_hole = [{"converged": share} for share in (0.9, 0.9, 0.0, 0.9, 1.0, 0.95, 0.1)]
+    assert working(with_a_hole) == 3
+
+
+def test_every_claim_of_the_paper_has_a_rule_and_without_records_none_is_judged() -> None:
+    assert [claim.id for claim in CLAIMS] == [f"C{i}" for i in range(1, 14)]
+    assert {verdict.finding.answer for verdict in judge({})} == {Answer.OPEN}

@@ -1,0 +1,184 @@
+"""The coupling table run live: programs that are what they say, deviations that would show an error, the two limits."""
+
+import json
+import sys
+from itertools import islice
+
+import pytest
+import sympy as sp
+import torch
+
+from torchbelay.lab.arms import BELAY, Arm, Lane
+from torchbelay.lab.part import Record, Settings
+from torchbelay.lab.plane import momentum, programs
+from torchbelay.lab.plane.functions import ROSENBROCK
+from torchbelay.lab.records import without_times
+from torchbelay.lab.report import style
+from torchbelay.ops.reference import couple
+from torchbelay.physics import methods
+from torchbelay.physics.spring import Spring
+
+QUICK = Settings(seed=0, quick=True)
+START = torch.tensor([[0.3, -0.2], [0.1, 0.4]], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    return momentum.run(QUICK, lambda n: None)
+
+
+def only(records: list[Record], kind: str, **having: object) -> Record:
+    (found,) = (r for r in records if r["kind"] == kind and having.items() <= r.items())
+    return found
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+ROWS = [row.name for row in programs.table()]
+
+
+def test_the_table_has_every_method_of_the_library() -> None:
+    made = {type(row.method) for row in programs.table()}
+    named = {getattr(methods, name) for name in methods.__all__} - {methods.Method, methods.belay, methods.centred}
+    assert made == named | {Spring}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_method_is_its_program(records: list[Record], name: str) -> None:
+    # momentum keeps 10 steps alive and hands their rounding on; a wrong coefficient is off by 1e-3 at the least
+    assert only(records, "method", name=name)["deviation"] < 1e-13
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_program_moves_and_tells_methods_apart(name: str) -> None:
+    """A deviation near 0 means something only because any other row of the table is far off."""
+    programs_by_name = {row.name: row.program for row in programs.table()}
+
+    def end(which: str) -> torch.Tensor:
+        *_, (w1, w2) = islice(programs_by_name[which](START), 60)
+        return torch.cat([w1, w1 if w2 is None else w2])
+
+    mine = end(name)
+    assert all((mine - end(other)).abs().max() > 1e-4 for other in programs_by_name if other != name)
+
+
+def test_the_numbers_are_those_of_the_last_step(records: list[Record]) -> None:
+    swa = only(records, "method", name="SWA")
+    assert (swa["a"], swa["b"], swa["p"], swa["q"]) == (0.0, 1 / 60, 1.0, 1 / 60)
+    lookahead = only(records, "method", name="Lookahead")
+    assert (lookahead["a"], lookahead["b"]) == (0.5, 0.5)  # 60 is a multiple of 6: a sync
+    assert only(records, "method", name="BELAY")["theta"] == 2.0
+
+
+def test_schedule_free_by_hand_is_the_package() -> None:
+    package = pytest.importorskip("schedulefree", reason="the definition is compared with the authors' package")
+    by_hand, theirs = programs._schedule_free(0.9), programs._schedule_free_package(0.9, package)
+    for mine, other in islice(zip(by_hand(START), theirs(START), strict=True), 100):
+        for x, y in zip(mine, other, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-14)  # a hundred steps of rounding
+
+
+def test_without_the_package_the_definition_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "schedulefree", None)  # what an import that fails looks like
+    (row,) = (row for row in programs.table() if row.name == "schedule-free")
+    assert row.against == "its definition"
+    assert len(list(islice(row.program(START), 3))) == 3
+
+
+def test_a_wrong_program_is_seen() -> None:
+    lanes = [Lane(Arm("EMA", "SGD", Spring.ema(decay=0.94)), programs.LR)]
+    mine = momentum.train(lanes, START, 20, lambda n: None)
+    assert momentum.deviation(mine, 0, programs.torch_ema(), START) > 1e-4
+
+
+# BELAY as momentum ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["momentum", "average of the centre of mass"])
+def test_belay_is_also_this_on_a_loss_that_is_not_quadratic(records: list[Record], form: str) -> None:
+    assert only(records, "form", name=form)["deviation"] < 1e-14
+
+
+def test_belay_is_quasi_hyperbolic_momentum_of_negative_share_for_any_gradients() -> None:
+    kappa1, kappa2, lr = sp.symbols("kappa1 kappa2 eta", positive=True)
+    beta, theta = 1 - kappa1 - kappa2, kappa1 / kappa2
+    nu, share = -theta / beta, (1 - kappa1) * kappa2 / (kappa1 + kappa2)
+    w1 = w2 = w = sp.Symbol("w")
+    v = sp.Integer(0)
+    for n in range(3):
+        g = sp.Symbol(f"g{n}")  # whatever the loss: both are at the same point
+        w1, w2 = couple(w1, w2, -lr * g, a=kappa1, b=kappa2, p=1 - kappa1, q=0)
+        v = beta * v + (1 - beta) * g
+        w = w - share * lr * ((1 - nu) * g + nu * v)
+        assert sp.simplify(w1 - w) == 0
+
+
+def test_the_share_of_momentum_is_recorded_with_its_sign(records: list[Record]) -> None:
+    form = only(records, "form", name="momentum")
+    assert form["beta"] == pytest.approx(1 - BELAY.kappa1 - BELAY.kappa2, rel=1e-15)
+    assert form["nu"] == pytest.approx(-2 / 0.925, rel=1e-15)
+    assert form["lr_share"] == pytest.approx(BELAY.effective_lr_scale, rel=1e-15)
+
+
+def test_a_share_of_1_is_torchs_momentum() -> None:
+    ours, torchs = programs.quasi_hyperbolic(0.9, 1.0, programs.LR / 0.1), programs._torch_sgd(momentum=0.9)
+    for (x, _), (y, _) in islice(zip(ours(START), torchs(START), strict=True), 100):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-14)
+
+
+# The two limits ------------------------------------------------------------------------------------------------------
+
+
+def test_at_infinite_mass_belay_is_torchs_ema_one_step_late(records: list[Record]) -> None:
+    ema = only(records, "ema")
+    assert ema["deviation_one_step_later"] < 1e-15
+    assert ema["deviation_same_step"] > 1e-3
+    assert ema["deviation_follow_after"] == 0
+
+
+def test_belay_tends_to_the_ema_as_the_mass_grows(records: list[Record]) -> None:
+    limit = momentum.of(records, "limit")
+    assert [r["m1"] for r in limit] == list(momentum.MASSES)
+    # at m1 = 100 the next order, m2/m1, still shows
+    assert momentum.slope([r["m1"] for r in limit], [r["difference"] for r in limit]) == pytest.approx(-1, abs=0.01)
+
+
+def test_gradients_of_an_average_are_averages_of_gradients_for_a_quadratic(records: list[Record]) -> None:
+    bowl = [r for r in momentum.of(records, "gradient") if r["function"] == momentum.BOWL.name]
+    assert len(bowl) == len(momentum.BOWL_RATES)
+    assert max(r["deviation"] for r in bowl) < 1e-14
+    printed = only(records, "gradient as printed")
+    assert printed["deviation"] > 0.1
+    assert printed["deviation_unexplained"] < 1e-14  # the missing weight explains all of it
+
+
+def test_and_to_first_order_for_other_losses(records: list[Record]) -> None:
+    curved = [r for r in momentum.of(records, "gradient") if r["function"] == ROSENBROCK.name]
+    power = momentum.slope([r["distance"] for r in curved], [r["deviation"] for r in curved])
+    assert power == pytest.approx(2, abs=0.02)  # the longest paths bend a little
+
+
+def test_slope_finds_a_power() -> None:
+    assert momentum.slope([1.0, 10.0, 100.0], [3.0, 0.03, 0.0003]) == pytest.approx(-2, rel=1e-14)
+    assert momentum.slope([1.0, 10.0], [0.0, 0.0]) == 0.0
+
+
+# The part ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_settings_give_the_same_records(records: list[Record]) -> None:
+    done = []
+    again = momentum.run(QUICK, done.append)
+    assert [without_times(r) for r in again] == [without_times(r) for r in records]
+    assert sum(done) == momentum.plan(QUICK)[0]
+    other = momentum.run(Settings(seed=1, quick=True), lambda n: None)
+    assert only(other, "ema")["deviation_same_step"] != only(records, "ema")["deviation_same_step"]
+
+
+def test_figures_are_drawn_from_records_that_have_been_on_disk(records: list[Record]) -> None:
+    plates = momentum.draw(json.loads(json.dumps(records, allow_nan=False)))
+    assert [plate.name for plate in plates] == ["momentum-methods", "momentum-limits"]
+    for plate in plates:
+        assert len(style.as_bytes(plate.figure, "png")) > 10_000
+        assert "60 steps" in plate.caption
+        assert f"{momentum.STARTS} " in plate.caption

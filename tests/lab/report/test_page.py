@@ -1,0 +1,223 @@
+"""The page in a browser: light and dark, on a desk, on a phone and on paper. Skipped where there is no Chromium."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageStat
+
+from helpers import sample_report
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
+
+DESK, PHONE, SMALL_PHONE = (1280, 900), (360, 740), (320, 640)
+WIDTHS = ("clientWidth", "scrollWidth")  # what there is of an element, and what it would need
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@dataclass
+class Opened:
+    """A page in the browser, and what it did while it was opened."""
+
+    page: "sync_api.Page"
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def value(self, script: str) -> object:
+        return self.page.evaluate(script)
+
+    def box(self, selector: str) -> dict[str, float]:
+        """Where an element lies in the window: x, y, width and height."""
+        return self.page.locator(selector).first.bounding_box()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["sync_api.Browser"]:
+    with sync_api.sync_playwright() as playwright:
+        own = playwright.chromium.executable_path  # what `playwright install` would have fetched
+        found = next(filter(None, map(shutil.which, NAMES)), own if Path(own).exists() else None)
+        if found is None:
+            pytest.skip("no Chromium here; on Debian: apt-get install chromium")
+        browser = playwright.chromium.launch(executable_path=found)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sample_report.build(tmp_path_factory.mktemp("report"), "fig2")  # the banner of a quick run is shown
+
+
+@pytest.fixture
+def visit(browser: "sync_api.Browser", report: Path) -> Iterator[Callable[..., Opened]]:
+    """Open the report (or another page) in a window of its own, and note what goes wrong or goes out."""
+    contexts = []
+
+    def go(size: tuple[int, int] = DESK, scheme: str = "light", path: Path = report) -> Opened:
+        context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        contexts.append(context)
+        opened = Opened(context.new_page())
+        opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
+        opened.page.on("console", lambda message: opened.errors.append(message.text))
+        opened.page.on("request", lambda request: opened.requests.append(request.url))
+        opened.page.goto(path.as_uri())
+        return opened
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+def test_every_image_loads_nothing_goes_wrong_and_nothing_goes_out(visit: Callable[..., Opened], report: Path) -> None:
+    opened = visit()
+    widths = opened.value("[...document.images].map(image => image.complete ? image.naturalWidth : 0)")
+    assert len(widths) == 3
+    assert min(widths) > 0
+    assert opened.errors == []
+    assert [url for url in opened.requests if not url.startswith("data:")] == [report.as_uri()]
+
+
+def test_those_checks_would_notice(visit: Callable[..., Opened], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text("<img src='http://127.0.0.1:9/far.png'><script>throw Error('torn')</script>")
+    opened = visit(path=bad)
+    assert opened.value("document.images[0].naturalWidth") == 0
+    assert any("torn" in error for error in opened.errors)
+    assert "http://127.0.0.1:9/far.png" in opened.requests
+
+
+def test_light_and_dark_look_as_they_are_called(visit: Callable[..., Opened], tmp_path: Path) -> None:
+    brightness = {}
+    for scheme in ("light", "dark"):
+        path = tmp_path / f"{scheme}.png"
+        visit(scheme=scheme).page.screenshot(path=path)
+        with Image.open(path) as shot:
+            assert shot.size == DESK
+            assert len(shot.convert("RGB").getcolors(maxcolors=DESK[0] * DESK[1])) > 100  # not blank
+            brightness[scheme] = ImageStat.Stat(shot.convert("L")).mean[0]
+    assert brightness["dark"] < 80
+    assert brightness["light"] > 200
+
+
+def test_figures_lie_on_white_in_the_dark(visit: Callable[..., Opened]) -> None:
+    cards = visit(scheme="dark").value(
+        "[...document.querySelectorAll('.card')].map(card => getComputedStyle(card).backgroundColor)"
+    )
+    assert cards == ["rgb(255, 255, 255)"] * 3
+
+
+CONTRASTS = """() => {
+  document.querySelectorAll('details').forEach(one => one.open = true);
+  const channels = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = colour => channels(colour).slice(0, 3).map(c => c / 255)
+    .map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
+  const behind = node => {
+    for (; node; node = node.parentElement) {
+      const colour = getComputedStyle(node).backgroundColor;
+      if ((channels(colour)[3] ?? 1) == 1) return colour;
+    }
+  };
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  for (let text; text = walk.nextNode();) {
+    if (!text.data.trim() || !text.parentElement.checkVisibility()) continue;
+    const pair = [getComputedStyle(text.parentElement).color, behind(text.parentElement)].map(light);
+    found.push([(Math.max(...pair) + .05) / (Math.min(...pair) + .05), text.data.trim()]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_stands_out_from_what_is_behind_it(visit: Callable[..., Opened], scheme: str) -> None:
+    contrasts = visit(scheme=scheme).value(CONTRASTS)
+    assert len(contrasts) > 200
+    assert [pair for pair in contrasts if pair[0] < 4.5] == []  # WCAG 2, level AA
+    assert max(contrasts)[0] > 12  # black on white has 21: the measure measures
+
+
+@pytest.mark.parametrize("size", [PHONE, (768, 1024), DESK], ids=["phone", "tablet", "desk"])
+def test_the_page_is_never_wider_than_the_window(visit: Callable[..., Opened], size: tuple[int, int]) -> None:
+    opened = visit(size)
+    opened.value("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert opened.value("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_on_a_phone_a_row_of_a_table_has_the_width_of_the_page(visit: Callable[..., Opened]) -> None:
+    opened = visit(PHONE)
+    for cell in ("#claim-C1 th", "#claim-C1 td:last-child", "#E5 th", "#E5 td:last-child"):
+        assert opened.box(cell)["width"] == PHONE[0] - 2 * 16, cell  # but for the margins, 1rem each
+
+
+def test_on_a_phone_a_table_of_numbers_has_each_beside_its_heading_and_none_that_is_missing(
+    visit: Callable[..., Opened],
+) -> None:
+    opened = visit(PHONE)
+    cells = opened.page.locator("#figure-results td")
+    assert cells.count() == 16
+    boxes = [cells.nth(i).bounding_box() for i in range(16) if cells.nth(i).is_visible()]
+    assert len(boxes) == 16 - 5
+    assert {box["width"] for box in boxes} == {PHONE[0] - 2 * 16}
+    assert max(box["height"] for box in boxes) < 60  # a line, or two where it is long
+
+
+@pytest.mark.parametrize("size", [SMALL_PHONE, PHONE, DESK], ids=["small phone", "phone", "desk"])
+def test_nobody_has_to_scroll_a_table_of_numbers(visit: Callable[..., Opened], size: tuple[int, int]) -> None:
+    opened = visit(size)
+    room, taken = (opened.value(f"document.querySelector('#figure-results .scroll').{x}") for x in WIDTHS)
+    assert taken <= room
+
+
+def test_on_a_desk_a_table_of_numbers_fits_and_each_stands_below_its_heading(visit: Callable[..., Opened]) -> None:
+    opened = visit(DESK)
+    heads, cells = (opened.page.locator(f"#figure-results {what}") for what in ("thead th", "tbody tr:first-child > *"))
+    for i in range(9):
+        head, cell = heads.nth(i).bounding_box(), cells.nth(i).bounding_box()
+        assert (head["x"], head["width"]) == (cell["x"], cell["width"])
+
+
+def test_the_first_screen_has_the_answer(visit: Callable[..., Opened]) -> None:
+    for size, last in ((DESK, ".strip li:last-child"), (PHONE, ".answer li:first-child")):
+        opened = visit(size)
+        for selector in ("h1", ".what", "#quick", ".answer p", last):
+            box = opened.box(selector)
+            assert box["y"] >= 0
+            assert box["y"] + box["height"] <= size[1], selector
+
+
+def test_on_a_phone_a_figure_fits_and_can_be_had_at_its_own_size(visit: Callable[..., Opened]) -> None:
+    opened = visit(PHONE)
+    assert opened.box("#figure-shares img")["width"] < PHONE[0]
+    opened.page.get_by_label("Full size").nth(1).check()
+    assert opened.box("#figure-shares img")["width"] == 9 * 96  # inches, as it was drawn
+    assert opened.box("#figure-paths img")["width"] < PHONE[0]
+    assert opened.value("document.documentElement.scrollWidth") <= PHONE[0]  # it scrolls in its own frame
+
+
+def test_a_badge_leads_to_its_row_below_the_navigation(visit: Callable[..., Opened]) -> None:
+    opened = visit()
+    opened.page.locator(".strip a", has_text="C12").click()
+    nav, row = opened.box("nav"), opened.box("#claim-C12")
+    assert nav["y"] == 0
+    assert nav["height"] <= row["y"] < DESK[1]
+
+
+def test_the_keyboard_shows_where_it_is(visit: Callable[..., Opened]) -> None:
+    opened = visit()
+    for _ in range(3):
+        opened.page.keyboard.press("Tab")
+        assert opened.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert opened.value("document.activeElement.textContent") == "Claims"  # after the skip link and the name
+
+
+def test_on_paper_the_numbers_are_unfolded_and_the_navigation_is_gone(visit: Callable[..., Opened]) -> None:
+    opened = visit(scheme="dark")
+    numbers = opened.page.locator("#claim-C1 dl")
+    assert not numbers.is_visible()
+    opened.page.emulate_media(media="print")
+    assert numbers.is_visible()
+    assert not opened.page.locator("nav").is_visible()
+    assert opened.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert min(opened.value(CONTRASTS))[0] >= 4.5  # ink, and not the light letters of the dark page

@@ -1,0 +1,235 @@
+"""Statistics of the score models, against numbers worked out by hand."""
+
+import math
+from itertools import combinations
+
+import pytest
+
+from helpers import score_records
+from torchbelay.lab.part import Record
+from torchbelay.lab.score.analysis import (
+    FAILED,
+    Comparison,
+    Study,
+    compare,
+    confounded,
+    fid_at_best,
+    fids,
+    is_lost,
+    middle,
+    rate_of_fids,
+    worst,
+)
+from torchbelay.lab.statistics import fisher, ratio
+
+
+def study(factors: score_records.Factors, base: dict[float, float], seeds: int = 3, **more: float) -> Study:
+    return Study(score_records.runs("rates", base, factors, seeds=seeds, **more), "rates")
+
+
+@pytest.mark.parametrize(
+    ("ones", "others", "reading"),
+    [
+        ([0.8, 0.82, 0.81], [1.0, 1.0, 1.0], "lower"),
+        ([1.2, 1.22, 1.21], [1.0, 1.0, 1.0], "higher"),
+        ([1.0, 1.01, 1.0], [1.0, 1.0, 1.0], "equal"),
+        ([0.8, 1.3, 1.0], [1.0, 1.0, 1.0], "open"),
+        ([0.8, 0.82], [None, None], "open"),  # two lost against none: chance does that once in six times
+        ([0.8, 0.82, 0.8], [None, None, None], "lower"),
+        ([0.8, 0.82, 0.8, 0.8, 0.8], [None, None, None, None, 0.9], "lower"),
+        ([0.8, 0.82, 0.8, 0.8, None], [None, None, None, None, 0.9], "open"),
+        ([1.2, 1.22, 1.21, 1.2, 1.2, 1.2], [1.0, 1.0, None, None, None, None], "open"),  # safer, and higher
+        ([0.8, 0.82, 0.81, 0.7], [1.0, 1.0, 1.0, None], "lower"),
+        ([0.8, 0.82, 0.81, None], [1.0, 1.0, 1.0, 1.0], "open"),  # lower where it works, and once it does not
+        ([0.8, None], [1.0, None], "open"),
+        ([None, None], [1.0, 1.0], "open"),
+        ([None, None, None], [1.0, 1.0, 1.0], "higher"),
+        ([None, None], [None, None], "lost"),
+        ([1.0, 1.0, None], [1.0, 1.0, 1.0], "open"),
+        ([0.5], [1.0], "open"),
+        ([None], [1.0], "open"),
+        ([], [], "open"),
+    ],
+)
+def test_a_comparison_is_read_with_what_was_lost(
+    ones: list[float | None], others: list[float | None], reading: str
+) -> None:
+    found = compare(dict(enumerate(ones)), dict(enumerate(others)))
+    assert found.reading == reading
+    assert found.lower is (reading == "lower")
+    assert found.higher is (reading == "higher")
+    assert found.judged is (len(ones) >= 2)
+
+
+def test_only_seeds_that_both_have_are_compared_in_pairs() -> None:
+    found = compare({0: 2.0, 1: 3.0, 7: 100.0}, {1: 1.5, 0: 1.0, 5: 1e-9})
+    assert (found.seeds, found.point) == (2, pytest.approx(2.0))
+    assert found.ratio == ratio([2.0, 3.0], [1.0, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("ones", "others", "said"),
+    [
+        ({0: 2.0, 1: 2.0}, {0: 1.0, 1: 1.0}, "2 (2 to 2)"),
+        ({0: 2.0}, {0: 1.0}, "2 (one seed)"),
+        ({0: None, 1: None}, {0: None, 1: 1.0}, "both lost in 1 of 2 seeds, A lost in 1 of 2 seeds"),
+        ({0: 1.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: None}, "1.000 (1.000 to 1.000), B lost in 1 of 3 seeds"),
+        ({0: 1.0, 1: 1.0, 2: 1.0}, {0: None, 1: 1.0, 2: None}, "1.000 (one seed), B lost in 2 of 3 seeds, p = 0.2"),
+        ({0: 1.0}, {1: 1.0}, "not run"),
+    ],
+)
+def test_a_comparison_in_words(ones: dict[int, float | None], others: dict[int, float | None], said: str) -> None:
+    assert compare(ones, others).said("A", "B") == said
+
+
+def test_so_many_seeds_would_show_it() -> None:
+    differences = [0.03, -0.02, 0.015]
+    few = compare(dict(enumerate(map(math.exp, differences))), dict.fromkeys(range(3), 1.0))
+    assert few.reading == "open"
+    needed = few.seeds_to_be_equal
+    assert needed is not None
+
+    def after(seeds: int) -> Comparison:
+        """As many seeds with the same mean and standard deviation, as nearly as they can be had."""
+        mean = sum(differences) / 3
+        spread = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
+        signs = [(-1) ** i for i in range(seeds)]
+        signs[-1] *= not seeds % 2  # an odd one stands in the middle
+        size = spread * math.sqrt((seeds - 1) / sum(map(abs, signs)))
+        return compare(
+            {i: math.exp(mean + size * sign) for i, sign in enumerate(signs)}, dict.fromkeys(range(seeds), 1.0)
+        )
+
+    assert after(needed).equal
+    assert not after(needed - 1).equal
+    assert compare({0: 2.0, 1: 2.1}, {0: 1.0, 1: 1.0}).seeds_to_be_equal is None
+
+
+@pytest.mark.parametrize(
+    ("fewer", "more", "p"), [(0, 4, 5 / 210), (3, 4, 0.5), (0, 0, 1.0), (5, 5, 1.0), (0, 5, 1 / 252)]
+)
+def test_fishers_p_counts_the_ways_to_choose(fewer: int, more: int, p: float) -> None:
+    lost = fewer + more
+    ways = [set(chosen) for chosen in combinations(range(10), lost)]  # the last five are the second's
+    assert sum(len(way & {5, 6, 7, 8, 9}) >= more for way in ways) / len(ways) == pytest.approx(p)
+    assert fisher((fewer, 5), (more, 5)) == pytest.approx(p)
+    found = compare(
+        {seed: None if seed < fewer else 0.1 for seed in range(5)},
+        {seed: None if seed < more else 0.1 for seed in range(5)},
+    )
+    assert found.p_loses_fewer == pytest.approx(p)
+
+
+def test_a_median_is_of_all_seeds_and_a_worst_one_is_lost_if_any_is() -> None:
+    assert (middle([0.06, 1.0, 0.07]), middle([0.06, None, None]), middle([])) == (0.07, None, None)
+    assert (worst([0.06, 0.3]), worst([0.06, 0.51]), worst([0.06, None]), worst([])) == (0.3, None, None, None)
+
+
+def test_the_bar_lies_between_those_that_work_and_those_that_do_not() -> None:
+    found = study({"EMA": 1.0, "BELAY": {1e-3: 16.0, 1e-2: None}}, {1e-3: 0.04, 1e-2: 0.05}, spread=0.0, noise=0.0)
+    kept, gone = found.gap()
+    assert (kept, gone) == (pytest.approx(1.12 * 0.05), pytest.approx(16 * 0.04))  # w1 of the one, w2 of the other
+    assert kept < FAILED < gone
+    assert Study([], "rates").gap() == (None, None)
+
+
+def test_a_loss_of_more_than_half_of_nothing_is_lost() -> None:
+    assert [is_lost(x) for x in (None, FAILED + 0.01, FAILED, 0.01)] == [True, True, False, False]
+    found = study({"EMA": 1.0, "BELAY": 30.0}, {1e-3: 0.04}, noise=0.0)
+    assert [*found.kept("BELAY", 1e-3).values()] == [None] * 3
+    assert None not in found.losses("BELAY", 1e-3).values()
+    assert found.compare("EMA", "BELAY", 1e-3).reading == "lower"
+    assert (found.lost("EMA", 1e-3), found.lost("BELAY", 1e-3)) == (0, 3)
+
+
+def test_the_rate_of_a_seed_is_chosen_by_the_training_loss_of_the_others() -> None:
+    trains = {1: [0.10, 0.50, 0.50], 2: [0.30, 0.20, 0.20]}  # of three seeds at two rates; test losses say otherwise
+    runs: list[Record] = []
+    for lr, losses in trains.items():
+        for seed, train in enumerate(losses):
+            (run,) = score_records.runs("rates", {float(lr): 0.3}, {"EMA": 1.0}, seeds=1)
+            run |= {"seed": seed, "final": {"w2": {"train": train, "test": 0.01 * lr + 0.1 * seed}}}
+            runs.append(run)
+    found = Study(runs, "rates")
+    assert [found.best_rate("EMA", without=seed) for seed in (0, 1, 2, None)] == [2.0, 1.0, 1.0, 2.0]
+    assert found.at_best("EMA") == pytest.approx({0: 0.02, 1: 0.11, 2: 0.21})
+    runs[3]["final"]["w2"]["train"] = None  # seed 0 is lost at the second rate
+    again = Study(runs, "rates")
+    assert [again.best_rate("EMA", without=seed) for seed in (0, None)] == [2.0, 1.0]
+    assert Study(runs[:1], "rates").at_best("EMA") == {0: 0.01}  # nobody else is there to choose
+
+
+def test_a_study_has_only_its_own_runs_and_the_arms_asked_for() -> None:
+    records = score_records.mnist()
+    assert Study(records, "rates", ("EMA", "BELAY")).arms == ["EMA", "BELAY"]
+    assert {run["steps"] for run in Study(records, "table1").runs} == {30_000}
+    assert not Study(records, "elsewhere")
+    assert Study(records, "elsewhere").best_rate("EMA") is None
+    assert Study(records, "elsewhere").widths(["EMA"]) == {"EMA": (None, None)}
+
+
+def test_a_range_that_works_has_no_seed_that_is_lost() -> None:
+    found = study({"EMA": 1.0}, {1e-3: 0.04, 1e-2: 0.04, 1e-1: 0.04}, spread=0.0, noise=0.0)
+    (run,) = [run for run in found.runs if (run["lr"], run["seed"]) == (1e-1, 2)]
+    run["final"]["w2"]["test"] = 0.8  # the median is as good as before
+    ((shared, _),) = found.widths(["EMA"]).values()
+    assert shared is not None
+    assert (shared.low, shared.high, shared.open_high) == (1e-3, 1e-2, False)
+
+
+def test_a_range_that_works_ends_where_the_worst_seed_leaves_it() -> None:
+    found = study({"EMA": 1.0, "BELAY": 2.0}, {1e-3: 0.04, 1e-2: 0.04, 1e-1: 0.16}, spread=0.0, noise=0.0)
+    shared, own = found.widths(["EMA", "BELAY"])["EMA"]
+    assert shared == own
+    assert own is not None
+    edge = 1e-2 * 10 ** (math.log(1.5) / math.log(4))
+    assert (own.low, own.high, own.open_low, own.open_high) == (1e-3, pytest.approx(edge), True, False)
+    nowhere, its_own = found.widths(["EMA", "BELAY"])["BELAY"]
+    assert nowhere is None
+    assert its_own is not None
+    assert its_own.high == pytest.approx(edge)
+
+
+def test_fids_are_those_of_a_network_over_its_sets_of_samples() -> None:
+    records = [
+        score_records.fid("table1", "EMA", 0.05, 4.0),
+        score_records.fid("table1", "EMA", 0.05, 9.0) | {"sample_seed": 1},
+        score_records.fid("table1", "EMA", 0.05, None, seed=1),
+        score_records.fid("table1", "EMA", 0.05, 5.0, seed=2, weights="w1"),
+        score_records.fid("table1", "EMA", 0.01, 7.0, seed=3),
+        score_records.fid("rates", "EMA", 0.05, 8.0, seed=4),
+    ]
+    assert fids(records, Study(records, "table1"), "EMA", 0.05) == {0: pytest.approx(6.0), 1: None}  # that one is lost
+
+
+def test_a_collapsed_network_has_no_fid_though_it_makes_images() -> None:
+    made = score_records.runs("table1", {1e-3: 0.05}, {"BELAY": 1.0}, seeds=2)
+    made += [score_records.fid("table1", "BELAY", 1e-3, 20.0 + seed, seed) for seed in range(2)]
+    assert fids(made, Study(made, "table1"), "BELAY", 1e-3) == pytest.approx({0: 20.0, 1: 21.0})
+    made[1]["final"] = {weights: {"train": 1.0, "test": FAILED + 0.1} for weights in ("w1", "w2")}
+    assert fids(made, Study(made, "table1"), "BELAY", 1e-3) == {0: pytest.approx(20.0), 1: None}
+
+
+def test_of_two_rates_with_fids_the_better_one_is_taken() -> None:
+    made = score_records.runs("table1", {3e-4: 0.05, 1e-3: 0.04}, {"EMA": 1.0, "BELAY": {3e-4: 1.0, 1e-3: 2.0}})
+    made += [score_records.fid("table1", arm, lr, 1e4 * lr) for arm in ("EMA", "BELAY") for lr in (3e-4, 1e-3)]
+    study = Study(made, "table1")
+    assert [rate_of_fids(made, study, arm) for arm in ("EMA", "BELAY")] == [1e-3, 3e-4]
+    assert fid_at_best(made, study, "EMA") == {0: pytest.approx(10.0)}
+    assert confounded(made, study, ["EMA", "BELAY"]).startswith("EMA at 0.001, BELAY at 0.0003, so that rates")
+    assert confounded(made, study, ["EMA"]) == ""
+
+
+def test_the_fids_of_an_arm_are_those_at_its_best_rate_that_has_any() -> None:
+    records = score_records.table1(0.5)
+    long = Study(records, "table1")
+    assert fid_at_best(records, long, "BELAY") == pytest.approx({3: 7.0, 4: 7.5, 5: 8.0})
+    assert fid_at_best(records, long, "no such arm") == {}
+
+
+def test_fids_where_all_seeds_are_lost_are_not_those_at_the_best_rate() -> None:
+    records = score_records.table1()
+    lost_alone = [r for r in records if r["kind"] != "fid" or r["fid"] is None]
+    assert fid_at_best(lost_alone, Study(records, "table1"), "EMA") == {}
+    everywhere = Study(score_records.runs("table1", {3e-4: 1.0, 5e-2: 1.0}, {"EMA": None}), "table1")
+    assert fid_at_best(lost_alone, everywhere, "EMA") == {3: None, 4: None, 5: None}

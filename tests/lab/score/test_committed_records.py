@@ -1,0 +1,206 @@
+"""What the report prints for the committed records of score models is what the lines of their files say.
+
+Everything is computed here a second time, from the JSON alone and with none of the laboratory's own functions.
+"""
+
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import pytest
+
+from torchbelay.lab.claims.score import about_equal, beats_ema
+from torchbelay.lab.claims.trained import other_sign
+from torchbelay.lab.part import Plate, Record, Table
+from torchbelay.lab.registry import PARTS
+
+FOLDER = Path(str(files("torchbelay.lab.score"))) / "records"
+T = {1: 12.7062, 2: 4.302653, 4: 2.776445}  # Student's 97.5% quantiles, from tables
+BAR = 0.5
+
+Line = dict[str, Any]
+
+
+def lines(part: str) -> list[Line]:
+    return [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()][1:]
+
+
+ALL = {part: lines(part) for part in ("mnist", "sign", "cifar10")}
+
+
+@pytest.fixture(scope="module")
+def plates() -> dict[str, Plate]:
+    return {plate.name: plate for part, records in ALL.items() for plate in PARTS[part].draw(records)}
+
+
+def rows(plate: Plate) -> dict[str, dict[str, str]]:
+    assert isinstance(plate.figure, Table)
+    return {row[0]: dict(zip(plate.figure.columns, row, strict=True)) for row in plate.figure.rows}
+
+
+def losses(part: str, study: str, arm: str, lr: float, weights: str = "w2", images: str = "test") -> list[float]:
+    """Of each seed, in their order; infinite where there is none."""
+    runs = [r for r in ALL[part] if r["kind"] == "run" and (r["study"], r["arm"], r["lr"]) == (study, arm, lr)]
+    found = [run["final"][weights][images] for run in sorted(runs, key=lambda run: run["seed"])]
+    return [math.inf if x is None else x for x in found]
+
+
+def ended(part: str, drawn: Record) -> float:
+    """The test loss of the network that images were made with."""
+    same = ("study", "arm", "lr", "seed")
+    (run,) = [r for r in ALL[part] if r["kind"] == "run" and all(r[key] == drawn[key] for key in same)]
+    loss = run["final"][drawn["weights"]]["test"]
+    return math.inf if loss is None else float(loss)
+
+
+def ratio(ones: list[float], others: list[float]) -> tuple[float, float, float]:
+    """The geometric mean of the pairs that neither lost, and its interval."""
+    logs = [math.log(a / b) for a, b in zip(ones, others, strict=True) if a <= BAR and b <= BAR]
+    reach = T[len(logs) - 1] * stdev(logs) / math.sqrt(len(logs))
+    return math.exp(fmean(logs)), math.exp(fmean(logs) - reach), math.exp(fmean(logs) + reach)
+
+
+def numbers(text: str) -> list[float]:
+    """Those of "1.079 (1.067 to 1.090)" or "0.0642 ± 0.002"."""
+    return [float(word) for word in text.translate(str.maketrans("()", "  ", ",;")).split() if word[0].isdigit()]
+
+
+def is_mean(text: str, known: list[float]) -> None:
+    average, *spread = numbers(text)[:2]
+    assert average == pytest.approx(fmean(known), rel=0.006)  # three digits
+    if len(known) > 1:
+        assert spread == [pytest.approx(stdev(known), rel=0.51)]  # one digit
+
+
+@pytest.mark.parametrize(
+    ("plate", "part", "study"), [("mnist-table1", "mnist", "rates"), ("cifar10-table", "cifar10", "cifar10")]
+)
+def test_tables_of_results(plates: dict[str, Plate], plate: str, part: str, study: str) -> None:
+    if part == "mnist" and any(r.get("study") == "table1" for r in ALL["mnist"]):
+        study = "table1"
+    checked = 0
+    for name, row in rows(plates[plate]).items():
+        if name.startswith("The paper"):
+            continue
+        arm, rate = name.rsplit(" at ", 1)
+        lr = float(rate)
+        for weights in ("w1", "w2"):
+            for images in ("train", "test"):
+                found = losses(part, study, arm, lr, weights, images)
+                known, text = [x for x in found if x <= BAR], row[f"{weights} {images}"]
+                if not known:
+                    assert text == "lost"
+                else:
+                    is_mean(text, known)
+                    checked += 1
+                assert (f"{len(found) - len(known)} of {len(found)} lost" in text) is (0 < len(known) < len(found))
+        if arm != "EMA" and (shown := numbers(row["w2 test ÷ EMA's there"])):
+            pair = losses(part, study, arm, lr), losses(part, study, "EMA", lr)
+            if len(shown) > 1:
+                assert shown[:3] == pytest.approx(ratio(*pair), rel=0.006)
+                checked += 1
+        drawn = [
+            r
+            for r in ALL[part]
+            if r["kind"] == "fid" and (r["study"], r["arm"], r["lr"], r["weights"]) == (study, arm, lr, "w2")
+        ]
+        fids = [r["fid"] for r in drawn if r["fid"] is not None and ended(part, r) <= BAR]
+        if fids:
+            assert numbers(row["w2 FID"])[0] == pytest.approx(fmean(fids), abs=0.051)
+            checked += 1
+        else:
+            assert row["w2 FID"].partition(",")[0] == ("lost" if drawn else "–")
+        trained = len(losses(part, study, arm, lr))
+        assert (f"{len(drawn)} of {trained} drawn" in row["w2 FID"]) is (0 < len(drawn) < trained)
+        assert int(row["Seeds"]) == len(losses(part, study, arm, lr))
+    assert checked >= 10
+
+
+def test_the_table_of_theta(plates: dict[str, Plate]) -> None:
+    found = rows(plates["sign-table"])
+    runs = [r for r in ALL["sign"] if r["kind"] == "run"]
+    arms = {r["theta"]: r["arm"] for r in runs}
+    assert len(found) == len(arms)
+    for theta, arm in arms.items():
+        row = found[f"θ = {'0' if not theta else f'{theta:+g}'.replace('-', '−')}"]
+        for lr in sorted({r["lr"] for r in runs}):
+            ours, none = losses("sign", "sign", arm, lr), losses("sign", "sign", "θ 0", lr)
+            lost, lost_by_none = (sum(x > BAR for x in each) for each in (ours, none))
+            if 2 * lost >= len(ours):
+                assert row[f"{lr:g}: loss"] == f"{lost} of {len(ours)} lost"
+            else:
+                assert float(row[f"{lr:g}: loss"].split(",")[0]) == pytest.approx(median(ours), rel=0.006)
+            text = row[f"{lr:g}: ÷ θ = 0"]
+            if theta and lost == lost_by_none == 0:
+                assert numbers(text) == pytest.approx(ratio(ours, none), abs=6e-4)
+            elif theta and lost != lost_by_none:
+                low, high = sorted((lost, lost_by_none))
+                n, total = len(ours), lost + lost_by_none
+                ways = [math.comb(n, k) * math.comb(n, total - k) for k in range(high, min(n, total) + 1)]
+                assert f"{'fewer' if lost < lost_by_none else 'more'} lost" in text
+                assert float(text.split("p = ")[1]) == pytest.approx(sum(ways) / math.comb(2 * n, low + high), rel=0.05)
+
+
+def test_speeds_and_times(plates: dict[str, Plate]) -> None:
+    for part in ALL:
+        plate = plates[f"{part}-speed"]
+        assert isinstance(plate.figure, Table)
+        made = [r for r in ALL[part] if r["kind"] == "throughput"]
+        for r, row in zip(made, plate.figure.rows, strict=True):
+            share = r["averaging_share"]
+            assert row[3] == f"{r['images_per_s']:,}"
+            assert row[4] == f"{round(r['limit_tflops'] * 1e12 / r['flops_per_image']):,}"
+            assert float(row[5].rstrip("%")) == pytest.approx(
+                100 * r["images_per_s"] * r["flops_per_image"] / (r["limit_tflops"] * 1e12), abs=0.51
+            )
+            assert row[6] == (
+                "–" if share is None else f"{share:.1%}" if share >= 0 else f"within noise (−{-share:.1%})"
+            )
+        table = {"mnist": "mnist-rates", "sign": "sign-table", "cifar10": "cifar10-table"}[part]
+        (note,) = [note for note in plates[table].notes if note.startswith("Time a run took")]
+        runs = [r for r in ALL[part] if r["kind"] == "run" and r["study"] != "table1"]
+        seconds = [r["wall_s"] for r in runs if not r.get("shared_gpu")]
+        for end in {min(seconds), max(seconds)} if seconds else ():
+            assert f"{end:.3g}" in note
+        shared = any(r.get("shared_gpu") for r in runs)
+        assert ("not to be compared" in note) is shared
+
+
+def test_the_check_of_fid(plates: dict[str, Plate]) -> None:
+    (check,) = [r for r in ALL["cifar10"] if r["kind"] == "fid check"]
+    assert abs(check["fid"] - check["recorded"]) < 1e-4
+    (note,) = [note for note in plates["cifar10-table"].notes if "check" in note]
+    assert f"{check['fid']:.6f}" in note
+    assert f"records {check['recorded']}." in note
+
+
+def test_the_bar_lies_in_a_gap_of_every_part() -> None:
+    for part, records in ALL.items():
+        every = [r["final"][w]["test"] for r in records if r["kind"] == "run" for w in ("w1", "w2")]
+        known = [x for x in every if x is not None]
+        assert not [x for x in known if 0.25 < x < 0.55], part  # any bar between says the same
+
+
+def test_the_verdicts() -> None:
+    c9, c10 = beats_ema({"mnist": ALL["mnist"]}), about_equal({"cifar10": ALL["cifar10"]})
+    if not any(r.get("study") == "table1" for r in ALL["mnist"]):
+        assert c9.summary.endswith("FID has not been run; by FID it might yet hold in part.")
+    everyone = [x for arm in ("EMA", "matched EMA", "BELAY") for x in losses("mnist", "rates", arm, 0.05)]
+    assert ("all lost in every seed" in c9.summary) is (min(everyone) > BAR)
+    found = dict(c10.numbers)
+    for rival in ("EMA", "matched EMA"):
+        pair = losses("cifar10", "cifar10", "BELAY", 1e-3), losses("cifar10", "cifar10", rival, 1e-3)
+        assert numbers(found[f"test loss: BELAY ÷ {rival}"])[:3] == pytest.approx(ratio(*pair), abs=6e-4)
+    said = other_sign(ALL)
+    below, none, above = (
+        sum(x > BAR for r in {r["arm"] for r in ALL["sign"] if r["kind"] == "run" and side(r["theta"])}
+            for x in losses("sign", "sign", r, 1.2e-2))
+        for side in (lambda t: t < 0, lambda t: t == 0, lambda t: t > 0)
+    )  # fmt: skip
+    assert f"loses {below or 'none'} of 15 runs on MNIST at 0.012, where EMA (θ = 0) loses {none} of 5" in said
+    assert f"θ > 0 {above} of 10" in said
+    other = ratio(losses("cifar10", "cifar10", "θ −0.5", 1e-3), losses("cifar10", "cifar10", "EMA", 1e-3))
+    assert "on CIFAR-10 θ = −0.5 has {:.3f} times EMA's loss ({:.3f} to {:.3f})".format(*other) in said

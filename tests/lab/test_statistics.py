@@ -1,0 +1,161 @@
+"""Paired ratios, equivalence and working ranges against tables, closed forms and numbers worked out by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchbelay.lab.statistics import MARGIN, Range, ratio, t_quantile, t_share, working_range
+
+# Student's distribution ---------------------------------------------------------------------------------------------
+
+TABLE = {  # as printed in every table: 97.5% and 95%
+    1: (12.7062, 6.31375),
+    2: (4.30265, 2.91999),
+    3: (3.18245, 2.35336),
+    4: (2.77645, 2.13185),
+    9: (2.26216, 1.83311),
+    10: (2.22814, 1.81246),
+    30: (2.04227, 1.69726),
+    120: (1.97993, 1.65765),
+}
+
+
+@pytest.mark.parametrize("df", TABLE)
+def test_quantiles_are_those_of_the_tables(df: int) -> None:
+    found = t_quantile(0.975, df), t_quantile(0.95, df)
+    assert found == pytest.approx(TABLE[df], rel=3e-6)  # half of the last printed digit
+
+
+@given(t=st.floats(-50, 50))
+def test_one_and_two_degrees_of_freedom_have_closed_forms(t: float) -> None:
+    assert t_share(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-15)
+    assert t_share(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-15)
+
+
+@given(t=st.floats(0, 20), df=st.integers(1, 60))
+def test_the_distribution_is_even_and_grows(t: float, df: int) -> None:
+    assert t_share(t, df) + t_share(-t, df) == pytest.approx(1, abs=1e-14)
+    assert t_share(t, df) <= t_share(t + 0.1, df) + 1e-15 <= 1 + 1e-15  # in the tail rounding decides
+
+
+@given(share=st.floats(0.001, 0.999), df=st.integers(1, 40))
+def test_a_quantile_is_where_the_share_is_reached(share: float, df: int) -> None:
+    assert t_share(t_quantile(share, df), df) == pytest.approx(share, abs=1e-12)
+
+
+# Ratios of pairs ------------------------------------------------------------------------------------------------------
+
+ONES, OTHERS = [math.exp(0.1), math.exp(0.3), math.exp(0.2) * 5], [1.0, 1.0, 5.0]  # logs 0.1, 0.3, 0.2
+
+
+def test_a_ratio_and_its_interval_worked_out_by_hand() -> None:
+    found = ratio(ONES, OTHERS)
+    assert found is not None
+    reach = 4.302653 * 0.1 / math.sqrt(3)  # the standard deviation of 0.1, 0.2, 0.3 is 0.1
+    assert found.pairs == 3
+    assert found.mean == pytest.approx(math.exp(0.2), rel=1e-12)
+    assert math.log(found.low) == pytest.approx(0.2 - reach, rel=1e-6)
+    assert math.log(found.high) == pytest.approx(0.2 + reach, rel=1e-6)
+    # two degrees of freedom have a closed form; the mean is beyond the margin, and so p is above ½
+    t = (0.2 - math.log(MARGIN)) / (0.1 / math.sqrt(3))
+    assert found.p_equal == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), rel=1e-9)
+    assert found.reading == "open"
+
+
+def test_exchanging_the_two_turns_the_ratio_over() -> None:
+    one, other = ratio(ONES, OTHERS), ratio(OTHERS, ONES)
+    assert one is not None
+    assert other is not None
+    assert other.mean * one.mean == pytest.approx(1, rel=1e-12)
+    assert (other.low * one.high, other.high * one.low) == pytest.approx((1, 1), rel=1e-12)
+    assert other.p_equal == pytest.approx(one.p_equal, rel=1e-9)
+
+
+@given(logs=st.lists(st.floats(-0.2, 0.2), min_size=3, max_size=12), shift=st.floats(-0.08, 0.08))
+def test_equal_means_that_the_90_percent_interval_is_within_the_margin(logs: list[float], shift: float) -> None:
+    values = [shift + 0.2 * x for x in logs]
+    found = ratio([math.exp(x) for x in values], [1.0] * len(values))
+    assert found is not None
+    n, mean = len(values), sum(values) / len(values)
+    error = math.sqrt(sum((x - mean) ** 2 for x in values) / (n - 1) / n)
+    reach = abs(mean) + t_quantile(0.95, n - 1) * error
+    if abs(reach - math.log(MARGIN)) > 1e-9:  # on the border rounding decides
+        assert found.equal == (reach < math.log(MARGIN))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "reading"),
+    [
+        ([0.70, 0.71, 0.69, 0.70], "lower"),
+        ([1.30, 1.31, 1.29, 1.30], "higher"),
+        ([1.00, 1.01, 0.99, 1.00], "equal"),
+        ([1.02, 1.021, 1.019, 1.02], "equal"),  # surely above 1, and surely not by 5%
+        ([0.5, 2.0, 0.7, 1.5], "open"),
+        ([1.06, 1.04, 1.05, 1.05], "higher"),  # on the margin: not shown to be within
+    ],
+)
+def test_readings(ratios: list[float], reading: str) -> None:
+    found = ratio(ratios, [1.0] * len(ratios))
+    assert found is not None
+    assert found.reading == reading
+
+
+@pytest.mark.parametrize(("value", "reading"), [(1.0, "equal"), (1.04, "equal"), (1.06, "higher"), (0.9, "lower")])
+def test_pairs_without_any_spread_are_as_certain_as_can_be(value: float, reading: str) -> None:
+    found = ratio([value] * 4, [1.0] * 4)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((value, value), rel=1e-12)
+    assert found.reading == reading
+
+
+def test_lost_runs_leave_their_pairs_out() -> None:
+    assert ratio([*ONES, None, 7.0], [*OTHERS, 3.0, None]) == ratio(ONES, OTHERS)
+    assert ratio([1.0, None], [1.0, 1.0]) is None
+    assert ratio([], []) is None
+
+
+# Working ranges -------------------------------------------------------------------------------------------------------
+
+LRS = [0.001, 0.01, 0.1, 1.0]
+
+
+def test_a_range_ends_where_the_line_between_two_points_crosses_the_limit() -> None:
+    found = working_range(LRS, [4.0, 1.0, 1.0, 8.0], limit=2.0)
+    # on a log scale: half of the way up from 1 to 4, a third of the way up from 1 to 8
+    assert found is not None
+    assert found.low == pytest.approx(0.01 / math.sqrt(10), rel=1e-12)
+    assert found.high == pytest.approx(0.1 * 10 ** (1 / 3), rel=1e-12)
+    assert found.width == pytest.approx(10 ** (1 + 1 / 2 + 1 / 3), rel=1e-12)
+    assert not found.open_low
+    assert not found.open_high
+
+
+def test_a_range_that_reaches_the_last_rate_tried_says_so() -> None:
+    assert working_range(LRS, [1.0, 1.0, 1.0, 1.0], limit=1.5) == Range(0.001, 1.0, open_low=True, open_high=True)
+
+
+def test_a_range_ends_at_the_last_rate_before_a_lost_run() -> None:
+    assert working_range(LRS, [None, 1.0, 1.2, None], limit=1.5) == Range(0.01, 0.1, open_low=False, open_high=False)
+
+
+def test_a_second_range_beyond_a_bad_rate_does_not_count() -> None:
+    found = working_range(LRS, [1.0, 9.0, 1.2, 1.2], limit=1.5)
+    assert found is not None
+    assert found.high < 0.01
+
+
+def test_a_method_that_is_nowhere_good_enough_has_no_range() -> None:
+    assert working_range(LRS, [3.0, 2.0, 3.0, None], limit=1.5) is None
+    assert working_range(LRS, [None] * 4, limit=1.5) is None
+
+
+@given(scale=st.floats(0.1, 10))
+def test_a_change_of_units_moves_a_range_and_leaves_its_width(scale: float) -> None:
+    losses = [4.0, 1.0, 1.3, 8.0]
+    plain, scaled = working_range(LRS, losses, 1.5), working_range([lr * scale for lr in LRS], losses, 1.5)
+    assert plain is not None
+    assert scaled is not None
+    assert scaled.width == pytest.approx(plain.width, rel=1e-9)
+    assert scaled.high == pytest.approx(plain.high * scale, rel=1e-9)

@@ -1,0 +1,317 @@
+"""Averages in host memory (`device="cpu"`), and how much memory each way of averaging takes."""
+
+import copy
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import torchbelay as tb
+from helpers import two_devices
+from helpers.problems import no_waiting
+from helpers.root import ROOT
+from helpers.small import BELAY, EMA, SWINGING, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
+from torchbelay.ops import arithmetic
+
+INF = float("inf")
+LAGGED = tb.Spring(k=0.2, m1=INF, m2=1.0)
+WATCHING = {
+    "ema": EMA,
+    "lagged": LAGGED,
+    "with velocities": tb.Spring(k=1.0, m1=INF, m2=20.0, c2=10.0),
+    "swa": tb.methods.swa(),
+    "warming up": tb.methods.ema(0.9, warmup="ratio"),
+}
+PULLING = {
+    "belay": BELAY,
+    "swinging": SWINGING,
+    "lookahead": tb.methods.lookahead(k=7),
+    "switch": tb.methods.switch_ema(0.9, every=1000),
+}
+every_method = pytest.mark.parametrize("how", WATCHING)
+
+
+@every_method
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("scratch", [None, 7])
+def test_it_is_the_same_average(how: str, impl: str, scratch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut into pieces or not: to one rounding, as vectorised code rounds a tensor's last few numbers differently."""
+    if scratch is not None:
+        monkeypatch.setattr(arithmetic, "SCRATCH", scratch)
+    runs = [
+        attached(WATCHING[how], spectators={"short": LAGGED}, impl=impl, **device) for device in ({"device": "cpu"}, {})
+    ]
+    for model, optimizer, _ in runs:
+        train(model, optimizer, 5)
+    (model, _, belay), (other, _, other_belay) = runs
+    assert same(values(model), values(other))
+    for name in ("average", "short"):
+        torch.testing.assert_close(
+            belay.average_state_dict(name), other_belay.average_state_dict(name), rtol=0, atol=1e-7
+        )
+    if scratch is None:
+        assert same(belay.state_dict(), other_belay.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swaps_exports_and_checkpoints_work_as_ever(dtype: torch.dtype) -> None:
+    model, optimizer, belay = attached(EMA, model=mlp(dtype), device="cpu", spectators={"short": EMA})
+    other, other_optimizer, other_belay = attached(EMA, model=mlp(dtype), spectators={"short": EMA})
+    for each, each_optimizer in ((model, optimizer), (other, other_optimizer)):
+        train(each, each_optimizer, 3)
+    before = snapshot(model, belay)
+    with belay.averaged("short"):
+        assert same(values(model), dict(other_belay.average_state_dict("short")))
+        with pytest.raises(RuntimeError, match="step inside averaged"):
+            optimizer.step()
+    assert same(snapshot(model, belay), before)
+    assert same(dict(belay.average_state_dict()), dict(other_belay.average_state_dict()))
+    assert belay.stats() == other_belay.stats()
+    again, again_optimizer, again_belay = attached(EMA, model=mlp(dtype, seed=1), spectators={"short": EMA})
+    for target, state in ((again, model), (again_optimizer, optimizer), (again_belay, belay)):
+        target.load_state_dict(copy.deepcopy(state.state_dict()))  # a checkpoint moves between host and device
+    for each, each_optimizer in ((model, optimizer), (again, again_optimizer)):
+        train(each, each_optimizer, 2, first=3)
+    assert same(snapshot(model, belay), snapshot(again, again_belay))
+    belay.copy_to_model()
+    belay.reset()
+    belay.detach()
+
+
+@pytest.mark.usefixtures("skipping")
+def test_buffers_skipped_steps_and_bad_weights_are_handled_alike() -> None:
+    model, optimizer, belay = attached(
+        LAGGED, model=with_batchnorm(), device="cpu", buffers="average", on_nonfinite="skip"
+    )
+    train(model, optimizer, 3)
+    before = copy.deepcopy(belay.state_dict())
+    model[0].weight.grad.fill_(float("nan"))
+    optimizer.step()
+    assert same(belay.state_dict(), before)
+    scaled = torch.optim.AdamW(mlp().parameters(), fused=True)
+    model = nn.ParameterList(scaled.param_groups[0]["params"])
+    belay = tb.Belay(model, scaled, LAGGED, device="cpu")
+    before = copy.deepcopy(belay.state_dict())
+    for p in model:
+        p.grad = torch.ones_like(p)
+    scaled.found_inf, scaled.grad_scale = torch.ones(()), torch.ones(())  # as GradScaler does
+    scaled.step()
+    assert same(belay.state_dict(), before)
+
+
+@pytest.mark.parametrize("how", PULLING)
+def test_with_feedback_it_is_refused_with_the_reason(how: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"device='cpu' .* pulls the weights: .* second Belay on the same optimizer"):
+        tb.Belay(model, optimizer, PULLING[how], device="cpu")
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_second_belay_can_watch_from_the_host() -> None:
+    """What the refusal advises."""
+    model, optimizer, belay = attached(BELAY)
+    watching = tb.Belay(model, optimizer, EMA, device="cpu")
+    other, other_optimizer, both = attached(BELAY, spectators={"ema": EMA})
+    for each, each_optimizer in ((model, optimizer), (other, other_optimizer)):
+        train(each, each_optimizer, 4)
+    assert same(dict(watching.average_state_dict()), dict(both.average_state_dict("ema")))
+    assert same(dict(belay.average_state_dict()), dict(both.average_state_dict()))
+
+
+def test_a_method_that_begins_to_pull_unannounced_is_stopped_before_anything_moves() -> None:
+    class Late:
+        def coupling(self, step: int, lr: float) -> tb.Coupling:
+            a = 0.0 if step < 3 else 0.5
+            return tb.Coupling(a, 0.1, 1.0 - a, 0.1)
+
+    model, optimizer, _ = attached(Late(), device="cpu")
+    train(model, optimizer, 2)
+    before = values(model)
+    with pytest.raises(ValueError, match="the average in host memory 'average' may only watch"):
+        optimizer.step()
+    assert same(values(model), before)
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta", torch.device("cuda:1"), 0])
+def test_any_other_device_is_refused(device: Any) -> None:
+    with pytest.raises(ValueError, match=r"device=.* is unknown; use None"):
+        attached(EMA, device=device)
+
+
+def test_triton_is_refused_and_repr_says_where_the_average_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchbelay.ops.around.has_triton", lambda: True)
+    with pytest.raises(ValueError, match="impl='triton' does not go with device='cpu'"):
+        attached(EMA, device="cpu", impl="triton")
+    assert "foreach, kept in host memory" in repr(attached(EMA, device="cpu")[2])
+
+
+def test_parameters_on_several_devices() -> None:
+    """Weights and averages here and there; only copies cross. In a process that is told of another device."""
+    script = ROOT / "tests" / "helpers" / "two_devices.py"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == f"{len(two_devices.cases())} cases\n", done.stdout + done.stderr
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU has memory of its own")
+
+
+@gpu
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_average_of_weights_on_a_gpu_is_pinned_and_the_same(how: str, dtype: torch.dtype) -> None:
+    runs, tensions = [], []
+    for options in ({"device": "cpu"}, {"impl": "foreach"}):
+        model = nn.Sequential(nn.Linear(300, 500), nn.Linear(500, 1)).to("cuda", dtype)
+        model.load_state_dict(runs[0][0] if runs else model.state_dict())
+        start = values(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, WATCHING[how], **options)
+        for step in range(5):
+            torch.manual_seed(step)
+            for p in model.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+        said = belay.stats()["tension"]
+        with belay.averaged():
+            inside = values(model)
+            assert belay.stats()["tension"] == pytest.approx(said, rel=1e-12)
+        tensions.append(said)
+        optimizer.step()
+        runs.append((start, inside, values(model), {k: t.cpu() for k, t in belay.average_state_dict().items()}))
+        weights = belay.state_dict()["averages"]["average"]["weights"].values()
+        assert all(w.is_pinned() and w.device.type == "cpu" for w in weights) is ("device" in options)
+    assert same(*(list(run[1:]) for run in runs))
+    assert tensions[0] == pytest.approx(tensions[1], rel=1e-12)
+
+
+@gpu
+def test_the_host_does_not_wait_for_the_copies() -> None:
+    model = nn.Linear(300, 500).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA, device="cpu", on_nonfinite="skip")
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    with no_waiting():
+        optimizer.step()
+        optimizer.step()
+    assert belay.step == 3
+
+
+# Memory: bytes counted, as docs/memory.md has them --------------------------------------------------------------------
+
+
+class Memory(TorchDispatchMode):
+    """The most bytes that lived at a time, of all that was allocated inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._old: set[int] = set()
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._old |= {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)} - set(
+            self._storages
+        )
+        out = func(*args, **kwargs or {})
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                storage = t.untyped_storage()
+                if storage._cdata not in self._old:
+                    self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, self.now())
+        return out
+
+    def now(self) -> int:
+        """Bytes that live still."""
+        self._storages = {key: each for key, each in self._storages.items() if not each[0].expired()}
+        return sum(size for _, size in self._storages.values())
+
+
+N = 1000  # weights
+SMALL = 60  # a scratch buffer, in elements; the weights come in pieces of 50
+
+# what an average keeps, and the most that a step adds to it for its duration, in bytes a weight and in scratch buffers
+STEPS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
+    "ema, float32": ({"method": EMA}, torch.float32, 4, 0, 0),
+    "ema, bfloat16": ({"method": EMA}, torch.bfloat16, 4, 0, 1),
+    "ema, bfloat16 in bfloat16": ({"method": EMA, "dtype": torch.bfloat16}, torch.bfloat16, 2, 0, 0),
+    "ema, lagged": ({"method": LAGGED}, torch.float32, 4, 0, 0),
+    "ema, guarded": ({"method": EMA, "on_nonfinite": "raise"}, torch.float32, 4, 0, 0),
+    "ema, lagged, guarded": ({"method": LAGGED, "on_nonfinite": "raise"}, torch.float32, 4, 4, 0),
+    "ema, on the host": ({"method": EMA, "device": "cpu"}, torch.float32, 4, 0, 1),
+    "belay": ({"method": BELAY}, torch.float32, 4, 4, 0),
+    "belay, after": ({"method": tb.Spring(k=1.0, m1=10.0, m2=20.0, follow="after")}, torch.float32, 4, 0, 1),
+    "velocities": ({"method": SWINGING}, torch.float32, 12, 4, 6),
+    "a spectator more": ({"method": EMA, "spectators": {"short": LAGGED}}, torch.float32, 8, 0, 0),
+}
+
+
+@pytest.mark.parametrize("how", STEPS)
+def test_the_memory_of_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "SCRATCH", SMALL)
+    options, dtype, keeps, adds, scratches = STEPS[how]
+    model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    with Memory() as memory:
+        belay = tb.Belay(model, optimizer, **options)
+        assert memory.now() == keeps * N
+    belay.detach()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    belay = tb.Belay(model, optimizer, **options)
+    optimizer.step()
+    with Memory() as memory:
+        optimizer.step()
+    few = 400  # numbers that do not depend on the size of the model: norms, flags
+    most = adds * N + scratches * SMALL * 4
+    assert memory.peak <= most + few
+    assert memory.peak >= adds * N + bool(scratches) * 50 * 2
+    assert memory.now() <= few
+
+
+@pytest.mark.parametrize(
+    ("dtype", "copies"), [(torch.float32, 0), (torch.bfloat16, 1)], ids=["traded", "weights kept aside"]
+)
+def test_the_memory_of_a_swap(dtype: torch.dtype, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "SCRATCH", SMALL)
+    model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
+    belay = tb.Belay(model, None, EMA)
+    with Memory() as memory, belay.averaged():
+        assert memory.now() == copies * N * dtype.itemsize
+    assert memory.peak <= copies * N * dtype.itemsize + SMALL * 4
+    assert memory.now() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("full", [False, True])
+def test_the_memory_of_an_export_is_one_copy(dtype: torch.dtype, full: bool) -> None:
+    """Of 16-bit weights it takes the average rounded to them beside it, which is let go of tensor by tensor."""
+    model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
+    belay = tb.Belay(model, None, EMA)
+    size = N * dtype.itemsize
+    with Memory() as memory:
+        exported = belay.average_state_dict(full=full)
+    assert memory.now() == size
+    assert memory.peak <= size + 2 * 50 * dtype.itemsize
+    assert len(exported) == N // 50
+
+
+def test_a_batch_is_seen_by_the_average_alike() -> None:
+    model, optimizer, belay = attached(EMA, device="cpu")
+    train(model, optimizer, 3)
+    with torch.no_grad(), belay.averaged():
+        inside = model(batch(0))
+    plain = mlp()
+    plain.load_state_dict(belay.average_state_dict())
+    assert torch.equal(plain(batch(0)), inside)
