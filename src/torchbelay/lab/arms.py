@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from torchbelay.physics.method import Method
 from torchbelay.physics.spring import Spring
 
-BELAY = Spring(k=1.0, m1=10.0, m2=20.0)  # the paper's setting in two dimensions
-EMA = Spring.ema(decay=0.95)
+# What a method is called, in records, figures and words alike.
+PLAIN, EMA, MATCHED, BELAY, REPULSIVE = "no averaging", "EMA", "matched EMA", "BELAY", "repulsive spring"
+
+PAPER_SPRING = Spring(k=1.0, m1=10.0, m2=20.0)  # the paper's setting in two dimensions
+PAPER_EMA = Spring.ema(decay=0.95)
 MOMENTUM = 0.9
 
 
@@ -26,25 +29,25 @@ class Arm:
         return self.method is not None
 
 
-def belay(inner: str, spring: Spring = BELAY, name: str = "BELAY") -> Arm:
+def belay(inner: str, spring: Spring = PAPER_SPRING, name: str = BELAY) -> Arm:
     """BELAY around an optimizer."""
     return Arm(f"{name}+{inner}", inner, spring, effective_scale=spring.effective_lr_scale)
 
 
-def matched(inner: str, spring: Spring = BELAY) -> Arm:
+def matched(inner: str, spring: Spring = PAPER_SPRING) -> Arm:
     """The control that shows what BELAY's feedback adds: EMA at its averaging rate and its effective learning rate."""
     scale = spring.effective_lr_scale
-    return Arm(f"matched EMA+{inner}", inner, spring.matched_ema(), lr_scale=scale, effective_scale=scale)
+    return Arm(f"{MATCHED}+{inner}", inner, spring.matched_ema(), lr_scale=scale, effective_scale=scale)
 
 
-def slowed(inner: str, spring: Spring = BELAY) -> Arm:
+def slowed(inner: str, spring: Spring = PAPER_SPRING) -> Arm:
     """The simpler control: nothing but BELAY's effective learning rate."""
     scale = spring.effective_lr_scale
     return Arm(f"{inner} at BELAY's effective rate", inner, lr_scale=scale, effective_scale=scale)
 
 
 SGD, ADAM = Arm("SGD", "SGD"), Arm("Adam", "Adam")
-EMA_SGD, EMA_ADAM = Arm("EMA+SGD", "SGD", EMA), Arm("EMA+Adam", "Adam", EMA)
+EMA_SGD, EMA_ADAM = Arm("EMA+SGD", "SGD", PAPER_EMA), Arm("EMA+Adam", "Adam", PAPER_EMA)
 BELAY_SGD, BELAY_ADAM = belay("SGD"), belay("Adam")
 SLOWED_SGD, SLOWED_ADAM = slowed("SGD"), slowed("Adam")
 MATCHED_SGD, MATCHED_ADAM = matched("SGD"), matched("Adam")

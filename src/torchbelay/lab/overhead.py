@@ -249,8 +249,8 @@ def bytes_a_weight(record: Record) -> float:
 
 # Figure --------------------------------------------------------------------------------------------------------------
 
-_PARTS = {"weights": "#bbbbbb", "gradients": "#dddddd", "AdamW": "#999999", "average": style.EMA}
-_DURING: dict[str, Any] = {"color": "white", "ec": style.BELAY, "hatch": "////", "lw": 0.8}
+_PARTS = {"weights": "#bbbbbb", "gradients": "#dddddd", "AdamW": "#999999", "average": style.EMA_COLOUR}
+_DURING: dict[str, Any] = {"color": "white", "ec": style.BELAY_COLOUR, "hatch": "////", "lw": 0.8}
 
 
 def _draw_times(ax: Axes, records: Sequence[Record]) -> None:
@@ -261,7 +261,7 @@ def _draw_times(ax: Axes, records: Sequence[Record]) -> None:
             ax.plot(t["ratio"], y + offset, mark, color=hue)
             if arm != PLAIN:
                 _beside(ax, f"{t['ratio'] - 1:+.1%}".replace("-", "−"), t["high"], y + offset)
-        ax.plot([], [], mark, color=style.PLAIN, label=f"{network.name} network")
+        ax.plot([], [], mark, color=style.PLAIN_COLOUR, label=f"{network.name} network")
     ax.axvline(1, color="#999999", lw=0.8)
     ax.set(yticks=range(len(ARMS)), yticklabels=list(reversed(ARMS)), xlabel="÷ AdamW alone")
     ax.margins(x=0.25)

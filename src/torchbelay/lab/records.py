@@ -1,6 +1,7 @@
 """Records on disk: one JSON object a line, the first one about the rest. Written whole or not at all."""
 
 import json
+import math
 import os
 import platform
 import tempfile
@@ -15,6 +16,7 @@ from torchbelay import __version__
 from .part import LabError, Record, Settings
 
 FORMAT = 1
+DIGITS = 6  # of a number in a record
 _HEAD = {"part": str, "seed": int, "quick": bool, "records": int, "wall_s": int | float}  # without these it is none
 
 
@@ -96,6 +98,15 @@ def read(path: Path) -> tuple[Record, list[Record]]:
 def _refuse(constant: str) -> None:
     """JSON has neither NaN nor infinity, though Python would read them."""
     raise ValueError(f"{constant} is no number")
+
+
+def rounded(value: float, digits: int = DIGITS) -> float | None:
+    """Round a number to the digits that a record keeps; None for one that is not finite.
+
+    >>> rounded(0.123456789), rounded(math.nan)
+    (0.123457, None)
+    """
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def without_times(record: Record) -> Record:

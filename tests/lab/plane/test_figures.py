@@ -371,7 +371,7 @@ def test_a_share_that_diverged_is_hatched_from_above() -> None:
     ]
     for axis, scale in (("lr", 1.0), ("effective_lr", 0.5)):
         ax = style.figure().subplots()
-        robustness.ridge(ax, chosen, axis, style.BELAY)
+        robustness.ridge(ax, chosen, axis, style.BELAY_COLOUR)
         filled, hatched = (c for c in ax.collections if isinstance(c, PolyCollection))
         assert hatched.get_hatch()
         assert not filled.get_hatch()

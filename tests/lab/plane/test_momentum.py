@@ -8,7 +8,7 @@ import pytest
 import sympy as sp
 import torch
 
-from torchbelay.lab.arms import BELAY, Arm, Lane
+from torchbelay.lab.arms import PAPER_SPRING, Arm, Lane
 from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.plane import momentum, programs
 from torchbelay.lab.plane.functions import ROSENBROCK
@@ -115,9 +115,9 @@ def test_belay_is_quasi_hyperbolic_momentum_of_negative_share_for_any_gradients(
 
 def test_the_share_of_momentum_is_recorded_with_its_sign(records: list[Record]) -> None:
     form = only(records, "form", name="momentum")
-    assert form["beta"] == pytest.approx(1 - BELAY.kappa1 - BELAY.kappa2, rel=1e-15)
+    assert form["beta"] == pytest.approx(1 - PAPER_SPRING.kappa1 - PAPER_SPRING.kappa2, rel=1e-15)
     assert form["nu"] == pytest.approx(-2 / 0.925, rel=1e-15)
-    assert form["lr_share"] == pytest.approx(BELAY.effective_lr_scale, rel=1e-15)
+    assert form["lr_share"] == pytest.approx(PAPER_SPRING.effective_lr_scale, rel=1e-15)
 
 
 def test_a_share_of_1_is_torchs_momentum() -> None:

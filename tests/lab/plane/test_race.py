@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from helpers.problems import same
 from torchbelay import Belay
 from torchbelay.lab.arms import (
-    BELAY,
     BELAY_SGD,
     CONTROLS,
     EMA_SGD,
     MATCHED_SGD,
     MOMENTUM_SGD,
+    PAPER_SPRING,
     SGD,
     SIX,
     Arm,
@@ -37,7 +37,7 @@ f64 = torch.float64
 
 MORE = (
     Arm("EMA+momentum", "momentum", Spring.ema(0.95)),
-    Arm("BELAY+momentum", "momentum", BELAY),
+    Arm("BELAY+momentum", "momentum", PAPER_SPRING),
     Arm("Adam without momentum", "Adam without momentum"),
     belay("Adam without momentum"),
     Arm("θ = −0.5", "SGD", centred(-0.5, AVERAGING, follow="before")),
@@ -405,4 +405,6 @@ def test_the_centred_limit_is_about_2_over_1_plus_theta(theta: float) -> None:
 
 
 def test_belay_is_the_centred_method_of_its_theta_at_its_effective_rate() -> None:
-    assert theta_limit(2.0) / BELAY.effective_lr_scale / 202 == pytest.approx(limit(BELAY_SGD, ROSENBROCK), rel=1e-8)
+    assert theta_limit(2.0) / PAPER_SPRING.effective_lr_scale / 202 == pytest.approx(
+        limit(BELAY_SGD, ROSENBROCK), rel=1e-8
+    )

@@ -6,14 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE
 from torchbelay.lab.part import Record
 from torchbelay.lab.ring.statistics import (
-    BELAY,
     CONTESTS,
-    EMA,
-    MATCHED,
-    PLAIN,
-    REPULSIVE,
     TUNED,
     Choice,
     Table,

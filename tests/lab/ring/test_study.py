@@ -8,13 +8,13 @@ import pytest
 import torch
 from matplotlib.text import Text
 
-from torchbelay.lab.arms import Lane
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE, Lane
 from torchbelay.lab.part import Plate, Record, Settings
 from torchbelay.lab.report import style
 from torchbelay.lab.ring import study
 from torchbelay.lab.ring.mixture import Ring
 from torchbelay.lab.ring.networks import Networks, train
-from torchbelay.lab.ring.statistics import BELAY, EMA, MATCHED, MIXTURE, PLAIN, REPULSIVE
+from torchbelay.lab.ring.statistics import MIXTURE
 
 QUICK = Settings(quick=True)
 

@@ -7,13 +7,11 @@ it is what the spring itself does.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchbelay.lab.arms import BELAY, EMA, MATCHED
 from torchbelay.lab.part import Record
 from torchbelay.lab.score.analysis import (
-    BELAY,
-    EMA,
     FAILED,
     FID_MARGIN,
-    MATCHED,
     PAPER_LR,
     Comparison,
     Study,

@@ -70,24 +70,24 @@ def draw(records: Sequence[Record]) -> list[Plate]:
         xs, ys = [p[0] for p in points], [p[1] for p in points]
         margin_x, margin_y = 0.22 * (max(xs) - min(xs)), 0.15 * (max(ys) - min(ys))
         contours(ax, ROSENBROCK, (min(xs) - margin_x, max(xs) + margin_x), (min(ys) - margin_y, max(ys) + margin_y))
-        for trail, hue in (("trail1", style.PLAIN), ("trail2", style.BELAY)):
+        for trail, hue in (("trail1", style.PLAIN_COLOUR), ("trail2", style.BELAY_COLOUR)):
             ax.plot(*zip(*r[trail], strict=True), ".-", color=hue, alpha=0.35, linewidth=1, markersize=4)
         ax.set(xlabel="x", ylabel="y")
         fig.draw_without_rendering()  # until then the axes do not know where on the page a point is
         spring(ax, r["w1"], r["w2"])
         for tail, head, hue in (
-            ("w1", "w1_star", style.PLAIN),
-            ("w1_star", "w1_new", style.BELAY),
-            ("w2", "w2_new", style.BELAY),
+            ("w1", "w1_star", style.PLAIN_COLOUR),
+            ("w1_star", "w1_new", style.BELAY_COLOUR),
+            ("w2", "w2_new", style.BELAY_COLOUR),
         ):
             arrow = {"arrowstyle": "-|>", "color": hue, "linewidth": 1.8, "shrinkA": 3, "shrinkB": 4}
             ax.annotate("", r[head], r[tail], arrowprops=arrow, zorder=4)
         for name, hue, filled, text, offset in (
-            ("w1", style.PLAIN, True, "w1, the weights", (0, -12)),
-            ("w1_star", style.PLAIN, False, "w1* = w1 + u,\nwhere the optimizer steps", (8, -4)),
-            ("w1_new", style.BELAY, False, "w1', pulled back\ntowards the average", (9, 4)),
-            ("w2", style.BELAY, True, "w2, the average", (9, 6)),
-            ("w2_new", style.BELAY, False, "w2', drawn\nto the weights", (-10, -2)),
+            ("w1", style.PLAIN_COLOUR, True, "w1, the weights", (0, -12)),
+            ("w1_star", style.PLAIN_COLOUR, False, "w1* = w1 + u,\nwhere the optimizer steps", (8, -4)),
+            ("w1_new", style.BELAY_COLOUR, False, "w1', pulled back\ntowards the average", (9, 4)),
+            ("w2", style.BELAY_COLOUR, True, "w2, the average", (9, 6)),
+            ("w2_new", style.BELAY_COLOUR, False, "w2', drawn\nto the weights", (-10, -2)),
         ):
             face = hue if filled else "white"
             ax.plot(*r[name], "o", color=face, markeredgecolor=hue, markeredgewidth=1.8, markersize=9, zorder=6)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torchbelay.lab.arms import BELAY, BELAY_SGD, CONTROLS, EMA_SGD, MATCHED_SGD, SIX, SLOWED_SGD, Lane
+from torchbelay.lab.arms import BELAY_SGD, CONTROLS, EMA_SGD, MATCHED_SGD, PAPER_SPRING, SIX, SLOWED_SGD, Lane
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 
@@ -16,7 +16,7 @@ NAME, TITLE = "fig2", "Figure 2: three learning rates"
 
 RATES = (0.001, 0.01, 0.15)
 GAP = 0.01  # between the limits of SGD and of BELAY at the minimum
-LIMIT, BELAY_LIMIT = 2 / 202, BELAY.max_stable_lr(202)
+LIMIT, BELAY_LIMIT = 2 / 202, PAPER_SPRING.max_stable_lr(202)
 STARTS = ((-0.2, 0.3), (0.05, 0.05))
 BOXES = (0.3, 0.5, 1.0)  # half-widths
 STEPS, COUNT = 3000, 300
@@ -149,7 +149,7 @@ def _starts(records: Sequence[Record]) -> Plate:
                 label=label,
                 **marker,
             )
-        for limit, hue in ((LIMIT, style.PLAIN), (BELAY_LIMIT, style.BELAY)):
+        for limit, hue in ((LIMIT, style.PLAIN_COLOUR), (BELAY_LIMIT, style.BELAY_COLOUR)):
             ax.axvline(limit, color=hue, linestyle=":", linewidth=1)
         ax.set(title=f"starts within ±{half_width:g}", xlabel="learning rate", ylim=(-0.03, 1.03))
     axes[0].set_ylabel("share of starts that converge")

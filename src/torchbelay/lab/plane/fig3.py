@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 
 from torchbelay.lab.arms import (
     ADAM,
-    BELAY,
     BELAY_ADAM,
     BELAY_SGD,
-    EMA,
     EMA_ADAM,
     EMA_SGD,
     MOMENTUM_SGD,
+    PAPER_EMA,
+    PAPER_SPRING,
     SGD,
     SLOWED_ADAM,
     SLOWED_SGD,
@@ -43,18 +43,18 @@ _NEAR_SADDLE = [
     for arm in (
         SGD,
         MOMENTUM_SGD,
-        Arm("EMA+momentum", "momentum", EMA, effective_scale=MOMENTUM_SGD.effective_scale),
+        Arm("EMA+momentum", "momentum", PAPER_EMA, effective_scale=MOMENTUM_SGD.effective_scale),
         Arm(
             "BELAY+momentum",
             "momentum",
-            BELAY,
-            effective_scale=MOMENTUM_SGD.effective_scale * BELAY.effective_lr_scale,
+            PAPER_SPRING,
+            effective_scale=MOMENTUM_SGD.effective_scale * PAPER_SPRING.effective_lr_scale,
         ),
         Arm(
             "momentum at BELAY's effective rate",
             "momentum",
-            lr_scale=BELAY.effective_lr_scale,
-            effective_scale=MOMENTUM_SGD.effective_scale * BELAY.effective_lr_scale,
+            lr_scale=PAPER_SPRING.effective_lr_scale,
+            effective_scale=MOMENTUM_SGD.effective_scale * PAPER_SPRING.effective_lr_scale,
         ),
         Arm("Adam without momentum", "Adam without momentum"),
         ADAM,
@@ -193,7 +193,7 @@ def _times(records: Sequence[Record]) -> Plate:
         f"({boxes}): the median step from which on the loss stays under the goal (1% of the starts' median loss, "
         f"0.1% for Rosenbrock), and the share of starts that converged within {first['steps']:,} steps. The last two "
         "rows are the controls that the paper lacks: the inner optimizer alone at the learning rate that BELAY "
-        f"effectively has ({BELAY.effective_lr_scale:.4g} of its nominal one)."
+        f"effectively has ({PAPER_SPRING.effective_lr_scale:.4g} of its nominal one)."
     )
     return Plate("fig3-times", "How long it takes from many starts", caption, fig)
 

@@ -242,7 +242,12 @@ def spread(records: Sequence[Record]) -> float:
 
 # Figures -------------------------------------------------------------------------------------------------------------
 
-_HUES = {"printed": style.BELAY, "exact": style.MATCHED, "k of 1,000,000": style.PLAIN, "k of 1,000": style.EMA}
+_HUES = {
+    "printed": style.BELAY_COLOUR,
+    "exact": style.MATCHED_COLOUR,
+    "k of 1,000,000": style.PLAIN_COLOUR,
+    "k of 1,000": style.EMA_COLOUR,
+}
 _SAID = {
     "printed": "the rule, as printed",
     "exact": "the rule, exact",

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchbelay.lab.arms import BELAY, Arm, Lane
+from torchbelay.lab.arms import PAPER_SPRING, Arm, Lane
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 from torchbelay.physics.spring import Spring
@@ -84,7 +84,7 @@ def _method_record(row: Row, steps: int, found: float) -> Record:
 
 def _form_records(mine: Paths, lane: int, starts: Tensor) -> list[Record]:
     """BELAY as what it comes to; the numbers of each form are from k, m1 and m2 alone."""
-    k, m1, m2 = BELAY.k, BELAY.m1, BELAY.m2
+    k, m1, m2 = PAPER_SPRING.k, PAPER_SPRING.m1, PAPER_SPRING.m2
     rate, theta = k / 2 * (1 / m1 + 1 / m2), m2 / m1
     share = (1 - k / (2 * m1)) * m1 / (m1 + m2)
     beta, nu = 1 - rate, -theta / (1 - rate)
@@ -93,7 +93,7 @@ def _form_records(mine: Paths, lane: int, starts: Tensor) -> list[Record]:
         {
             "kind": "form",
             "name": "average of the centre of mass",
-            "method": repr(BELAY),
+            "method": repr(PAPER_SPRING),
             "theta": theta,
             "rate": rate,
             "lr_share": share,
@@ -102,7 +102,7 @@ def _form_records(mine: Paths, lane: int, starts: Tensor) -> list[Record]:
         {
             "kind": "form",
             "name": "momentum",
-            "method": repr(BELAY),
+            "method": repr(PAPER_SPRING),
             "beta": beta,
             "nu": nu,
             "lr_share": share,
@@ -241,7 +241,7 @@ def of(records: Sequence[Record], kind: str) -> list[Record]:
 
 # Figures -------------------------------------------------------------------------------------------------------------
 
-ATTRACTS, WATCHES, REPELS = style.BELAY, style.EMA, style.MOMENTUM
+ATTRACTS, WATCHES, REPELS = style.BELAY_COLOUR, style.EMA_COLOUR, style.MOMENTUM_COLOUR
 _FLOOR = 1e-18  # where a deviation of exactly 0 is drawn
 
 
@@ -311,12 +311,12 @@ def _draw_limits(records: Sequence[Record]) -> Figure:
     straight = [r for r in found if r["function"] == BOWL.name]
     x, y = [r["distance"] for r in curved], [r["deviation"] for r in curved]
     _reference_line(left, x, y, 2, 0)
-    left.plot(x, y, "o", color=style.MOMENTUM)
+    left.plot(x, y, "o", color=style.MOMENTUM_COLOUR)
     flat = [max(r["deviation"], _FLOOR) for r in straight]
-    left.plot([r["distance"] for r in straight], flat, "s", color=style.PLAIN)
-    _note(left, "quadratic loss", (straight[1]["distance"], flat[1]), (0, 8), style.PLAIN, ha="center")
+    left.plot([r["distance"] for r in straight], flat, "s", color=style.PLAIN_COLOUR)
+    _note(left, "quadratic loss", (straight[1]["distance"], flat[1]), (0, 8), style.PLAIN_COLOUR, ha="center")
     middle = len(x) // 2
-    _note(left, f"Rosenbrock: slope {slope(x, y):.2f}", (x[middle], y[middle]), (6, -10), style.MOMENTUM)
+    _note(left, f"Rosenbrock: slope {slope(x, y):.2f}", (x[middle], y[middle]), (6, -10), style.MOMENTUM_COLOUR)
     left.set(xscale="log", yscale="log", ylim=(1e-17, 10), xlabel="largest distance between w1 and w2")
     left.set_title("gradient at the EMA, off the EMA of gradients by")
 
@@ -324,16 +324,16 @@ def _draw_limits(records: Sequence[Record]) -> Figure:
     (ema,) = of(records, "ema")
     masses, apart = [r["m1"] for r in limit], [r["difference"] for r in limit]
     _reference_line(right, masses, apart, -1, len(masses) - 2)
-    right.plot(masses, apart, "o", color=style.BELAY)
+    right.plot(masses, apart, "o", color=style.BELAY_COLOUR)
     middle = len(masses) // 2
-    _note(right, f"slope {_number(slope(masses, apart))}", (masses[middle], apart[middle]), (8, 2), style.BELAY)
+    _note(right, f"slope {_number(slope(masses, apart))}", (masses[middle], apart[middle]), (8, 2), style.BELAY_COLOUR)
     for key, what in (
         ("deviation_same_step", "m1 = ∞ and torch's EMA, same step"),
         ("deviation_one_step_later", "m1 = ∞ and torch's EMA, a step apart"),
     ):
-        right.axhline(max(ema[key], _FLOOR), color=style.EMA, lw=1.2)
+        right.axhline(max(ema[key], _FLOOR), color=style.EMA_COLOUR, lw=1.2)
         at = (0.02, max(ema[key], _FLOOR))
-        _note(right, what, at, (0, 3), style.EMA, xycoords=right.get_yaxis_transform())
+        _note(right, what, at, (0, 3), style.EMA_COLOUR, xycoords=right.get_yaxis_transform())
     right.set(xscale="log", yscale="log", ylim=(1e-17, 10), xlabel="m1, the mass of the weights")
     right.set_title("w2 of BELAY, off that of m1 = ∞ by")
     return fig

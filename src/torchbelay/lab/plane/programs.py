@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
 
-from torchbelay.lab.arms import BELAY
+from torchbelay.lab.arms import PAPER_SPRING
 from torchbelay.physics import methods
 from torchbelay.physics.method import Method
 from torchbelay.physics.spring import Spring
@@ -269,11 +269,11 @@ def table() -> list[Row]:
     schedule_free, whose = _schedule_free_program(MOMENTUM)
     defined = "its definition"
     return [
-        Row("BELAY", BELAY, _belay(BELAY.k, BELAY.m1, BELAY.m2), "Algorithm 1"),
+        Row("BELAY", PAPER_SPRING, _belay(PAPER_SPRING.k, PAPER_SPRING.m1, PAPER_SPRING.m2), "Algorithm 1"),
         Row(
             "BELAY, follow=after",
-            Spring(k=BELAY.k, m1=BELAY.m1, m2=BELAY.m2, follow="after"),
-            _belay(BELAY.k, BELAY.m1, BELAY.m2, "after"),
+            Spring(k=PAPER_SPRING.k, m1=PAPER_SPRING.m1, m2=PAPER_SPRING.m2, follow="after"),
+            _belay(PAPER_SPRING.k, PAPER_SPRING.m1, PAPER_SPRING.m2, "after"),
             "Algorithm 1, w2 to w1*",
         ),
         Row(

@@ -12,7 +12,6 @@ import torch
 from matplotlib.axes import Axes
 
 from torchbelay.lab.arms import (
-    BELAY,
     BELAY_ADAM,
     BELAY_SGD,
     EMA_ADAM,
@@ -21,6 +20,7 @@ from torchbelay.lab.arms import (
     MATCHED_SGD,
     MOMENTUM,
     MOMENTUM_SGD,
+    PAPER_SPRING,
     Arm,
     Lane,
 )
@@ -47,7 +47,7 @@ _RUN = {
 _OF_W1 = {"EMA": "{inner}", "matched EMA": "{inner} at BELAY's effective rate"}
 
 THETAS = (-0.9, -0.75, -0.5, -0.25, 0.0, 0.5, 1.0, 2.0)
-AVERAGING = BELAY.kappa1 + BELAY.kappa2  # the rate c of the centred family: that of the paper's setting
+AVERAGING = PAPER_SPRING.kappa1 + PAPER_SPRING.kappa2  # the rate c of the centred family: that of the paper's setting
 
 
 def _size(settings: Settings) -> tuple[int, int, int]:
@@ -195,7 +195,7 @@ def _family(records: Sequence[Record], family: str, axis: str) -> Plate:
         f"the box around the minimum ({boxes}), against the {kind} learning rate. Colour: converged; white: not "
         f"there yet; red hatching, from the top: diverged; grey: not measured.{limits} Methods that average are "
         "judged by w2. The effective rate is how far a constant gradient moves the weights: "
-        f"{BELAY.effective_lr_scale:.4g} of the nominal one for BELAY, ten times it for momentum 0.9."
+        f"{PAPER_SPRING.effective_lr_scale:.4g} of the nominal one for BELAY, ten times it for momentum 0.9."
     )
     name = f"robustness-{family.lower()}-{kind}"
     return Plate(name, f"{family}: which learning rates work ({kind})", caption, fig)
@@ -229,7 +229,10 @@ def _theta(records: Sequence[Record]) -> Plate:
     halves: Any = fig.subfigures(1, 2, width_ratios=(1.25, 1))
     left, right = halves
     axes = left.subplots(len(thetas), 2, sharex=True, sharey=True)
-    ramp = {theta: style.EMA if theta < 0 else style.PLAIN if theta == 0 else style.BELAY for theta in thetas}
+    ramp = {
+        theta: style.EMA_COLOUR if theta < 0 else style.PLAIN_COLOUR if theta == 0 else style.BELAY_COLOUR
+        for theta in thetas
+    }
     for column, function in zip(axes.T, (ROSENBROCK, BOWL), strict=True):
         for ax, theta in zip(column, thetas, strict=True):
             ridge(ax, [r for r in swept if (r["function"], r["theta"]) == (function.name, theta)], "lr", ramp[theta])

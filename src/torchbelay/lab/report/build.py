@@ -8,14 +8,12 @@ the errata: no number is typed in here.
 import base64
 import csv
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup, escape
 
 from torchbelay import __version__
 from torchbelay.lab.claims.errata import ERRATA
@@ -24,6 +22,7 @@ from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.records import write_bytes, write_text
 
 from . import style
+from .words import code, duration, pieces, sentence
 
 PAGE = "index.html"
 LARGEST_SVG = 700_000  # bytes; a larger drawing goes into the page as a PNG, and is an SVG beside it all the same
@@ -83,7 +82,7 @@ def build(
         parts=parts,
         run=run,
         quick=[part for part in run if part.quick],
-        total=_duration(sum(head.get("wall_s", 0.0) for head in heads.values())),
+        total=duration(sum(head.get("wall_s", 0.0) for head in heads.values())),
         shared=[(name, values[0]) for name, values in facts.items() if len({*values}) == 1],
         differing=[name for name, values in facts.items() if len({*values}) > 1],
         errata=ERRATA,
@@ -150,7 +149,7 @@ class _Part:
             return ""
         made = [f"{name} {self.origin[key]}" for name, key in _VERSIONS.items() if key in self.origin]
         made += [str(self.origin["date"])] if "date" in self.origin else []
-        made += [f"{_duration(self.origin['device_s'])} of its time"] if "device_s" in self.origin else []
+        made += [f"{duration(self.origin['device_s'])} of its time"] if "device_s" in self.origin else []
         how = f" ({', '.join(made)})" if made else ""
         why = sentence(self.origin["why"]) if self.origin.get("why") else ""
         device = self.origin.get("device", "another machine")
@@ -158,7 +157,7 @@ class _Part:
 
     @property
     def took(self) -> str:
-        return _duration(self.head["wall_s"]) if self.head is not None and "wall_s" in self.head else "–"
+        return duration(self.head["wall_s"]) if self.head is not None and "wall_s" in self.head else "–"
 
     @property
     def facts(self) -> dict[str, str]:
@@ -245,49 +244,6 @@ def _lead(claims: Iterable[_Claim]) -> list[_Claim]:
     judged = [claim for claim in claims if claim.answer is not Answer.OPEN]
     judged.sort(key=lambda claim: rank.get(claim.id, len(rank)))  # stable: the others keep their order
     return judged[:LED]
-
-
-# Words --------------------------------------------------------------------------------------------------------------
-
-
-def sentence(text: str) -> str:
-    """Text that begins and ends as a sentence does.
-
-    >>> sentence("needs ring, which has not been run")
-    'Needs ring, which has not been run.'
-    >>> sentence("w2 converges from 90% of the starts.")  # a symbol stays as it is
-    'w2 converges from 90% of the starts.'
-    """
-    text = text.strip()
-    if re.match(r"(?!lr\b)[a-z]{2,}\b|a [a-z]", text):
-        text = text[0].upper() + text[1:]
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def code(text: str) -> Markup:
-    """Text as HTML, in which what stands between backticks is code.
-
-    >>> print(code("`a < b` & c"))
-    <code>a &lt; b</code> &amp; c
-    """
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def pieces(cell: str) -> list[str]:
-    """What may stand on lines of its own in a narrow column: a number, its interval, what was lost.
-
-    >>> pieces("1.013 (1.006 to 1.02), 2 of 3 pairs")
-    ['1.013', '(1.006 to 1.02),', '2 of 3 pairs']
-    """
-    return re.split(r"(?<=,) | (?=\()", cell)
-
-
-def _duration(seconds: float) -> str:
-    """A time as a person says it."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
 
 
 def _template() -> Template:

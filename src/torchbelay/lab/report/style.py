@@ -13,20 +13,23 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-BELAY, EMA, PLAIN, MATCHED, SLOWED, MOMENTUM = "#D55E00", "#0072B2", "#555555", "#009E73", "#000000", "#CC79A7"
+from torchbelay.lab import arms
+
+BELAY_COLOUR, EMA_COLOUR, PLAIN_COLOUR = "#D55E00", "#0072B2", "#555555"
+MATCHED_COLOUR, SLOWED_COLOUR, MOMENTUM_COLOUR = "#009E73", "#000000", "#CC79A7"
 
 _HUES = {
-    "BELAY": BELAY,
-    "EMA": EMA,
-    "matched EMA": MATCHED,
-    "SGD": PLAIN,
-    "Adam": PLAIN,
-    "no averaging": PLAIN,
-    "SGD at BELAY's effective rate": SLOWED,
-    "Adam at BELAY's effective rate": SLOWED,
-    "momentum at BELAY's effective rate": SLOWED,
-    "momentum": MOMENTUM,
-    "Adam without momentum": PLAIN,
+    arms.BELAY: BELAY_COLOUR,
+    arms.EMA: EMA_COLOUR,
+    arms.MATCHED: MATCHED_COLOUR,
+    "SGD": PLAIN_COLOUR,
+    "Adam": PLAIN_COLOUR,
+    arms.PLAIN: PLAIN_COLOUR,
+    "SGD at BELAY's effective rate": SLOWED_COLOUR,
+    "Adam at BELAY's effective rate": SLOWED_COLOUR,
+    "momentum at BELAY's effective rate": SLOWED_COLOUR,
+    "momentum": MOMENTUM_COLOUR,
+    "Adam without momentum": PLAIN_COLOUR,
 }
 
 _RC: Any = {

@@ -9,15 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE
 from torchbelay.lab.part import Plate, Record
 from torchbelay.lab.report import style
 from torchbelay.lab.statistics import CONFIDENCE, WORKS
 
 from .mixture import NEAR
-from .statistics import BELAY, EMA, MATCHED, MIXTURE, PLAIN, REPULSIVE, TUNED, Key, Table
+from .statistics import MIXTURE, TUNED, Key, Table
 
 _MARKERS = {PLAIN: "s", EMA: "o", MATCHED: "D", BELAY: "^", REPULSIVE: "v"}
-_SPRINGS = ((style.BELAY, "^"), ("#F0A860", "o"), ("#7A3500", "s"))  # shades of BELAY's colour for its settings
+_SPRINGS = ((style.BELAY_COLOUR, "^"), ("#F0A860", "o"), ("#7A3500", "s"))  # shades of BELAY's colour for its settings
 
 
 def plates(records: Sequence[Record]) -> list[Plate]:
@@ -36,7 +37,7 @@ def plates(records: Sequence[Record]) -> list[Plate]:
 
 def _colour(name: str) -> str:
     arm = name.removesuffix(TUNED)
-    return style.MOMENTUM if arm == REPULSIVE else style.colour(arm)  # momentum, too, is a spring that repels
+    return style.MOMENTUM_COLOUR if arm == REPULSIVE else style.colour(arm)  # momentum, too, is a spring that repels
 
 
 def _runs(about: Record) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Self
 
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE
 from torchbelay.lab.part import Record
 from torchbelay.lab.statistics import WORKS, Range, ratio, working_range
 
-PLAIN, EMA, MATCHED, BELAY, REPULSIVE = "no averaging", "EMA", "matched EMA", "BELAY", "repulsive spring"
 MIXTURE = "the mixture itself"
 TUNED = ", tuned"  # a contestant that may choose among all settings of its arm
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchbelay.lab.arms import Arm, Lane, belay, matched
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE, Arm, Lane, belay, matched
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.threads import one_thread
 from torchbelay.physics.method import Method
@@ -23,7 +23,7 @@ from . import figures, statistics
 from .mixture import FEATURES, LOG_SIGMA, Ring, Triples
 from .mixture import draw as draw_samples
 from .networks import Batch, Networks, Shape, Trained, outputs, train
-from .statistics import BELAY, EMA, MATCHED, MIXTURE, PLAIN, REPULSIVE, TUNED, Choice, short
+from .statistics import MIXTURE, TUNED, Choice, short
 
 NAME = "ring"
 TITLE = "A score model of eight Gaussians"

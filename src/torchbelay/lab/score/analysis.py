@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from torchbelay.lab.arms import BELAY, EMA, MATCHED
 from torchbelay.lab.part import Record
 from torchbelay.lab.statistics import CONFIDENCE, MARGIN, WORKS, Range, Ratio, fisher, ratio, t_quantile, working_range
 
-PLAIN, EMA, MATCHED, BELAY = "no averaging", "EMA", "matched EMA", "BELAY"
 ARMS = (EMA, MATCHED, BELAY)  # no averaging has no run of its own: it is w1 of EMA's
 HEAVIER = ("BELAY m1 2e4", "BELAY m1 2e5")  # the appendix's masses; BELAY itself has 2e3
 PAPER_LR = 0.05  # on MNIST

@@ -7,12 +7,13 @@ the EMA that is matched to BELAY, and what looked promising elsewhere.
 from collections.abc import Sequence
 from typing import Any
 
+from torchbelay.lab.arms import BELAY, EMA, MATCHED
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 from torchbelay.lab.statistics import MARGIN
 
 from . import run as studied
-from .analysis import BELAY, EMA, FID_MARGIN, MATCHED, Comparison, Study, compare, fids, middle
+from .analysis import FID_MARGIN, Comparison, Study, compare, fids, middle
 from .figures import LEFT_OUT, PAIRED, about, colour, differs, lost, over_training, pair, ratio_axis, settings, times
 from .tables import fid_checks, printed, result, results, samples, sampling, speed
 

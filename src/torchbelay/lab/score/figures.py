@@ -8,11 +8,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from torchbelay.lab.arms import BELAY, EMA, MATCHED
 from torchbelay.lab.part import Record
 from torchbelay.lab.report import style
 from torchbelay.lab.statistics import CONFIDENCE, MARGIN, Range
 
-from .analysis import BELAY, EMA, FAILED, MATCHED, Comparison, Study, compare, is_lost, middle, of
+from .analysis import FAILED, Comparison, Study, compare, is_lost, middle, of
 
 PAIRED = (
     f"Ratios are taken seed by seed (dots): their geometric mean and its {CONFIDENCE:.0%} t-interval; below 1 the "
@@ -21,7 +22,7 @@ PAIRED = (
 LEFT_OUT = "A pair with a lost run has no ratio; where some have none, the number beside a point says how many have."
 
 _MARKERS = {EMA: "o", MATCHED: "D", BELAY: "^"}
-_SPRINGS = {BELAY: style.BELAY, "BELAY m1 2e4": "#E9A23B", "BELAY m1 2e5": "#7A3500", "BELAY tuned": "#7A3500"}
+_SPRINGS = {BELAY: style.BELAY_COLOUR, "BELAY m1 2e4": "#E9A23B", "BELAY m1 2e5": "#7A3500", "BELAY tuned": "#7A3500"}
 MODELS = {"ncsnv2": "NCSNv2", "edm": "EDM"}
 _PAIRS = (0.2, 5.0)  # of a chart of ratios, at the most
 _ROW = 0.075  # of a chart's height: a row of the strip for what was lost
@@ -36,7 +37,7 @@ def colour(arm: str) -> str:
     """Of an arm: the house's, shades of BELAY's for its masses, and blue or orange by the sign of θ."""
     if arm.startswith("θ"):
         return hue_of(float(arm.removeprefix("θ").replace("−", "-")))
-    return _SPRINGS.get(arm) or (style.colour(arm) if arm in _MARKERS else style.MOMENTUM)
+    return _SPRINGS.get(arm) or (style.colour(arm) if arm in _MARKERS else style.MOMENTUM_COLOUR)
 
 
 def hue_of(theta: float) -> str:

@@ -7,24 +7,12 @@ of rates, every arm on the same batches and noise, and then for longer at the be
 from collections.abc import Sequence
 from typing import Any
 
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 
 from . import run as studied
-from .analysis import (
-    ARMS,
-    BELAY,
-    EMA,
-    HEAVIER,
-    MATCHED,
-    PAPER_LR,
-    PLAIN,
-    Comparison,
-    Study,
-    compare,
-    confounded,
-    fid_at_best,
-)
+from .analysis import ARMS, HEAVIER, PAPER_LR, Comparison, Study, compare, confounded, fid_at_best
 from .figures import (
     LEFT_OUT,
     PAIRED,
@@ -90,7 +78,7 @@ def _rates(records: Sequence[Record]) -> Plate | None:
             own, average = ([[*study.losses(arm, lr, w).values()] for lr in rates] for w in ("w1", "w2"))
             if arm == EMA:
                 look: dict[str, Any] = {"linewidth": 1.0, "marker": "s", "markersize": 3, "label": PLAIN}
-                curve(ax, x, own, style.PLAIN, axis, PLAIN, **look)
+                curve(ax, x, own, style.PLAIN_COLOUR, axis, PLAIN, **look)
             else:
                 plain_curve(ax, x, own, colour(arm), linewidth=0.9, linestyle=":")
             curve(ax, x, average, colour(arm), axis, arm, linewidth=2, marker=marker(arm), markersize=5, label=arm)

@@ -11,11 +11,12 @@ from importlib.resources import as_file, files
 import torch
 
 from torchbelay.lab import records as on_disk
+from torchbelay.lab.arms import BELAY
 from torchbelay.lab.part import LabError, Record, Settings, Tick
 from torchbelay.lab.versions import versions
 
 from . import fid, studies
-from .analysis import BELAY, HEAVIER
+from .analysis import HEAVIER
 from .analysis import Study as Found
 from .cache import Kept
 from .data import Name, available, cache_folder, load

@@ -9,10 +9,11 @@ from typing import Any
 
 from matplotlib import image
 
+from torchbelay.lab.arms import EMA
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.report import style
 
-from .analysis import ARMS, EMA, Study, fids, is_lost, of
+from .analysis import ARMS, Study, fids, is_lost, of
 from .figures import MODELS, colour, listed
 
 _DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
