@@ -1,18 +1,18 @@
 """AdamW, Adam and SGD whose update and coupling are one pass over memory.
 
 They are torch's own, with the same arguments, state and `state_dict()`: a checkpoint of one loads into the other. With
-a `Belay` attached, on a GPU, weights, gradients, state and averages are read and written once, in one launch. Whatever
-is unusual (amsgrad, maximize, foreach; sparse, sharded, float64 or complex tensors; several devices) takes torch's own
+a `Belay` attached, on a GPU, weights, gradients, state and averages are read and written once, in one launch. Unusual
+settings (amsgrad, maximize, foreach; sparse, sharded, float64 or complex tensors; several devices) take torch's own
 step and the ordinary coupling.
 
-`fused` is True where nothing else is asked for and torch has such a step for the weights, on the CPU too. The kernel
+`fused` is True if no other way is asked for and torch has a fused step for the weights, on the CPU too. The kernel
 leaves `p.grad` as it is; torch's own fused step unscales it in place under GradScaler.
 
-Tensors that are put into a parameter's state by hand are noticed at once in models of up to 32 parameters, and within
-a step for every 32 in larger ones; `load_state_dict` is noticed at once.
+A tensor that is put into a parameter's state by hand is noticed at once in a model of up to 32 parameters, and within
+one step per 32 parameters in a larger one. `load_state_dict` is noticed at once.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .belay.stepper import Stepper
+    from .belay.plan import Work
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -29,102 +29,104 @@ Hyper = tuple[float | Tensor, float, float, float, float]  # lr, betas (momentum
 FUSED_DEVICES = ("cpu", "cuda")
 
 
-class _Fusing(torch.optim.Optimizer):
+class _FusingOptimizer(torch.optim.Optimizer):
     """Takes the averages of an attached `Belay` along in its own pass, if it can."""
 
     KEYS: ClassVar[tuple[str | None, ...]]  # what the state has of two moments and a step count
 
-    _expected: Sequence["Stepper"] = ()
+    _works: "tuple[Work, ...]" = ()  # handed over for the coming step
+    _rule: str | None = None  # of the coming step
+    _step_outside_graphs: Any = None  # `_step_with`, kept out of compiled graphs
     _pass: Any = None
-    _states: Sequence[Any] = ()
+    _states: Collection[Any] = ()
     _refused: Any = None  # what no pass could be made for
 
-    def expect_averages(self, stepper: "Stepper") -> bool:
-        """Told before a step that averages want to come along."""
-        if not hasattr(stepper.around, "fused") or self._rule() is None:
+    def expect_averages(self, work: "Work") -> bool:
+        """Take over the work of the coming step; False if this optimizer, as it is set, cannot take it along."""
+        rules = {self._rule_of(group) for group in self.param_groups}
+        self._rule = rules.pop() if len(rules) == 1 else None
+        if self._rule is None:
             return False
-        self._expected = [*(other for other in self._expected if other is not stepper and other.under_way), stepper]
+        if _FusingOptimizer._step_outside_graphs is None:  # made late: it loads torch's compiler, which takes a second
+            outside = torch.compiler.disable(_FusingOptimizer._step_with)  # type: ignore[no-untyped-call]
+            _FusingOptimizer._step_outside_graphs = outside
+        self._works = (*(other for other in self._works if not other.closed), work)
         return True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; `closure`, if given, evaluates the loss again."""
-        expected, self._expected = [each for each in self._expected if each.under_way], ()
-        return self._step_with(expected, closure) if expected else self._torch_step(closure)
+        works = [work for work in self._works if not work.closed]
+        self._works = ()
+        return self._step_outside_graphs(works, closure) if works else self._torch_step(closure)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _step_with(self, expected: Sequence["Stepper"], closure: Callable[[], Any] | None) -> Any:
+    def _step_with(self, works: "list[Work]", closure: Callable[[], Any] | None) -> Any:
+        """Take one step, and the averages along if one pass can do it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if len(expected) > 1 or not self._carry(expected[0]):
-            for stepper in expected:
-                stepper.lead()
+        if len(works) > 1 or not self._carry(works[0]):
+            for work in works:
+                work.lead()
             self._torch_step(None)
         return loss
 
     def _torch_step(self, closure: Callable[[], Any] | None) -> Any:
         step = super().step.__func__  # type: ignore[attr-defined]
-        while getattr(step, "hooked", False):  # the hooks are being called already, around ours
+        while getattr(step, "hooked", False):  # the hooks are being called already, around this step
             step = step.__wrapped__
         return step(self, closure)
 
     @torch.no_grad()
-    def _carry(self, stepper: "Stepper") -> bool:
-        """Step and move the averages in one pass; False, with nothing done, if that cannot be."""
-        work, rule = stepper.work, self._rule()
-        if rule is None or work.skipped or not work.moves:
+    def _carry(self, work: "Work") -> bool:
+        """Step and move the averages in one pass; False, with nothing done, if that is not possible."""
+        if not work.moves:
             return False
         hyper = [self._hyper(group) for group in self.param_groups]
-        gradients = self._gradients(rule, stepper) if None not in hyper else None
+        gradients = self._gradients(work) if None not in hyper else None
         if gradients is None:
             return False
+        scale = getattr(self, "grad_scale", None)
         self._pass.run(
-            work.moves, gradients, hyper, keep=work.keep, scale=getattr(self, "grad_scale", None), count=stepper.clock
+            work.moves, gradients, hyper, keep=work.keep, scale=scale, count=work.count, capturing=work.capturing
         )
-        stepper.carried_along()
+        work.carried = True
         return True
 
-    def _gradients(self, rule: str, stepper: "Stepper") -> list[int] | None:
-        """Where the gradients are, once the pass is known to fit them."""
-        moves, known = stepper.work.moves, self._pass
-        lists = [move.lists for move in moves]
-        if self._refused == (rule, lists) and known is None:
+    def _gradients(self, work: "Work") -> list[int] | None:
+        """Return the addresses of the gradients, once a pass is known to fit them; None if there is no such pass."""
+        rule, known = self._rule, self._pass
+        if known is None and self._refused is not None and self._refused == (rule, [m.group for m in work.moves]):
             return None  # as at the last step
         if (
             known is not None
-            and known.rule == rule
-            and known.parameters is stepper.parameters
             and _identical(self.state.values(), self._states)
-            and known.is_current(moves)
+            and known.fits(rule, work.parameters, work.moves)
         ):
             gradients: list[int] | None = known.gradients()
             if gradients is not None:
                 return gradients
-        from .ops.triton.fused import is_usual  # Triton is there: its averages are expected
+        from .ops.triton.fused import are_usual  # Triton is installed: its averages are expected
         from .ops.triton.table import State
 
-        if not all(map(is_usual, stepper.parameters)):
+        if not are_usual(work.parameters):
             return None
         self._init_states()
         groups = enumerate(self.param_groups)
         states = [State(self.state.get(p, {}), self.KEYS, i) for i, group in groups for p in group["params"]]
-        self._pass = known = stepper.around.fused(rule, stepper.parameters, states, moves)  # type: ignore[attr-defined]
+        self._pass = known = work.fuse(rule, work.parameters, states, work.moves)
         self._states = list(self.state.values())
-        self._refused = (rule, lists) if known is None else None
+        self._refused = (rule, [move.group for move in work.moves]) if known is None else None
         return None if known is None else known.gradients()
-
-    def _rule(self) -> str | None:
-        """Which update this is, if the kernel has it and every group agrees."""
-        rules = {self._rule_of(group) for group in self.param_groups}
-        return rules.pop() if len(rules) == 1 else None
 
     # What the optimizers differ in
 
     def _rule_of(self, group: dict[str, Any]) -> str | None:
+        """Return the name of the kernel's update for a group; None if the kernel does not have it."""
         raise NotImplementedError
 
     def _hyper(self, group: dict[str, Any]) -> Hyper | None:
+        """Return the numbers of a group as the kernel takes them; None if it cannot."""
         raise NotImplementedError
 
     def _init_states(self) -> None:
@@ -136,7 +138,7 @@ def _identical(xs: Collection[Any], ys: Collection[Any]) -> bool:
 
 
 def _rate(group: dict[str, Any]) -> float | Tensor | None:
-    """The learning rate as the kernel takes it: a number, or a float32 tensor on the weights' device."""
+    """Return the learning rate as the kernel takes it: a number, or a float32 tensor on the weights' device."""
     lr = group["lr"]
     if not isinstance(lr, Tensor):
         return float(lr)
@@ -146,7 +148,7 @@ def _rate(group: dict[str, Any]) -> float | Tensor | None:
     return lr if alike else None
 
 
-class Adam(_Fusing, torch.optim.Adam):
+class Adam(_FusingOptimizer, torch.optim.Adam):
     """torch.optim.Adam, in one pass with an attached `Belay` on a GPU.
 
     >>> import torchbelay as tb
@@ -166,7 +168,7 @@ class Adam(_Fusing, torch.optim.Adam):
         self._fuse_by_default()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
+        """Add a group of parameters, as torch's optimizer does."""
         super().add_param_group(param_group)
         self._fuse_by_default()
 
@@ -175,7 +177,7 @@ class Adam(_Fusing, torch.optim.Adam):
         self._fuse_by_default()
 
     def _fuse_by_default(self) -> None:
-        """Say `fused` where nobody said anything, and let the step counts be where such a step has them."""
+        """Set `fused` if the user left it open, and move the step counts to where a fused step has them."""
         for group in self.param_groups:
             silent = group.get("fused") is None and group.get("foreach") is None and not group.get("differentiable")
             if silent and all(p.is_floating_point() and p.device.type in FUSED_DEVICES for p in group["params"]):
@@ -218,7 +220,7 @@ class AdamW(Adam, torch.optim.AdamW):
         self._fuse_by_default()
 
 
-class SGD(_Fusing, torch.optim.SGD):
+class SGD(_FusingOptimizer, torch.optim.SGD):
     """torch.optim.SGD, in one pass with an attached `Belay` on a GPU.
 
     >>> model = torch.nn.Linear(3, 1)

@@ -15,7 +15,9 @@ from torchbelay.physics import arguments
 from torchbelay.physics.method import Method
 
 from . import checkpoint, export, modules, shard
-from .averages import MAIN, Average, Entry, Rule, as_rule, describe, parts
+from .average import MAIN, Average, Entry, Rule, as_rule, describe, local_parts
+from .averages import Averages
+from .clock import Clock
 from .hooks import StepHooks
 from .options import OptionArguments, Options
 from .stepper import Stepper
@@ -68,15 +70,16 @@ class Belay:
         check_optimizer(optimizer)
         self._options = Options(**options)
         hosted = self._options.hosted
-        averages = {MAIN: Average(MAIN, as_rule(method), pulls=True, hosted=hosted)}
+        every = self._options.every
+        averages = {MAIN: Average(MAIN, as_rule(method), pulls=True, hosted=hosted, every=every)}
         for name, watching in (spectators or {}).items():
             if not isinstance(name, str) or not name or name == MAIN:
                 raise ValueError(f"spectators has the name {name!r}; give each a name of its own, other than {MAIN!r}")
-            averages[name] = Average(name, as_rule(watching), pulls=False, hosted=hosted)
-        self._model, self._optimizer, self._averages = model, optimizer, averages
-        self._stepper = Stepper(model, optimizer, averages, self._options)
-        self._swap: Swap | None = None
-        found = self._stepper.wanted()  # refuses what cannot be averaged, before anything is attached
+            averages[name] = Average(name, as_rule(watching), pulls=False, hosted=hosted, every=every)
+        self._model, self._optimizer, self._clock = model, optimizer, Clock()
+        self._averages = Averages(model, optimizer, averages, self._options, self._clock)
+        self._stepper = Stepper(model, optimizer, self._averages, self._options, self._clock)
+        found = self._averages.wanted()  # refuses what cannot be averaged, before anything is attached
         for name in averages:
             if not found[name]:
                 raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
@@ -84,8 +87,8 @@ class Belay:
         check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
         warn_of_feedback(found[MAIN], optimizer, rounding=self._options.rounding)
         if self._options.start == 0:
-            self._stepper.begin()
-        self._hooks = None if optimizer is None else StepHooks(optimizer, self._before, self._stepper.after)
+            self._averages.begin()
+        self._hooks = None if optimizer is None else StepHooks(optimizer, self._stepper.before, self._stepper.after)
         self._attached = True
 
     # The step ----------------------------------------------------------------------------------------------------
@@ -94,7 +97,7 @@ class Belay:
         """By hand, right before the weights are updated; `lr` for methods whose coupling depends on it."""
         self._refuse_if_attached("before_step")
         self._stepper.lr = None if lr is None else arguments.number("lr", lr, low=0, open_low=False)
-        self._before()
+        self._stepper.before()
 
     def after_step(self) -> None:
         """By hand, right after the weights were updated."""
@@ -103,14 +106,6 @@ class Belay:
         if not self._stepper.under_way:
             raise RuntimeError("after_step() without before_step(): call that right before the weights are updated")
         self._stepper.after()
-
-    def _before(self) -> None:
-        if self._swap is not None:
-            raise RuntimeError(
-                f"an optimizer step inside averaged({self._swap.average.name!r}) would train the average and lose the "
-                "weights; leave the block first"
-            )
-        self._stepper.before()
 
     # The average -------------------------------------------------------------------------------------------------
 
@@ -122,30 +117,30 @@ class Belay:
         FSDP2 modules let go, on entering and on leaving, of what they had gathered.
         """
         average = self._average(name)
-        if self._swap is not None:
-            if self._swap.average.name != name:
+        if self._stepper.swap is not None:
+            if self._stepper.swap.average.name != name:
                 raise RuntimeError(
-                    f"averaged({name!r}) inside averaged({self._swap.average.name!r}): leave that block first"
+                    f"averaged({name!r}) inside averaged({self._stepper.swap.average.name!r}): leave that block first"
                 )
             yield self._model
             return
-        self._stepper.refresh_names()
-        buffers = self._stepper.began and self._options.buffers != "ignore"
+        self._averages.refresh_names()
+        buffers = self._averages.began and self._options.buffers != "ignore"
         try:
             with uninterrupted():
-                self._swap = Swap(self._model, average, self._stepper.around, buffers=buffers)
+                self._stepper.swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
             yield self._model
         finally:
             with uninterrupted():
-                if self._swap is not None:
-                    self._swap.undo()
-                    self._swap = None
+                if self._stepper.swap is not None:
+                    self._stepper.swap.undo()
+                    self._stepper.swap = None
 
     def _average(self, name: str) -> Average:
-        if name not in self._averages:
-            raise ValueError(f"name={name!r} is no average; choose one of {', '.join(map(repr, self._averages))}")
-        self._stepper.settle()
-        return self._averages[name]
+        if name not in self._averages.each:
+            raise ValueError(f"name={name!r} is no average; choose one of {', '.join(map(repr, self._averages.each))}")
+        self._stepper.backend.wait()
+        return self._averages.each[name]
 
     @torch.no_grad()
     def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
@@ -162,12 +157,12 @@ class Belay:
         return state if not full or shard.is_first_rank() else {}
 
     def _export(self, average: Average, take: Callable[[Tensor], Any]) -> dict[str, Any]:
-        if self._swap is None:
-            self._stepper.refresh_names()
-        elif self._swap.average is average:
+        if self._stepper.swap is None:
+            self._averages.refresh_names()
+        elif self._stepper.swap.average is average:
             return modules.state_dict_with(self._model, {}, take)
         buffers = modules.named_buffers(self._model)
-        own = {} if self._swap is None else self._swap.own_buffers()
+        own = {} if self._stepper.swap is None else self._stepper.swap.own_buffers()
         own.update(average.buffers)
         replaced = {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
         replaced |= {id(buffers[key]): value for key, value in own.items() if key in buffers}
@@ -187,7 +182,7 @@ class Belay:
         methods = dict.fromkeys(describe(e.method) for e in average.entries.values())
         about = {
             "average": name,
-            "method": "; ".join(methods) if self._stepper.began else f"none before step {self._options.start}",
+            "method": "; ".join(methods) if self._averages.began else f"none before step {self._options.start}",
             "step": str(self.step),
             "torchbelay": __version__,
         }
@@ -198,10 +193,10 @@ class Belay:
         """Make the average the model's weights, for good."""
         self._refuse_inside("copy_to_model")
         average = self._average(name)
-        self._stepper.refresh_names()
+        self._averages.refresh_names()
         entries = average.entries.values()
         for same in (True, False):
-            arithmetic.copy_(*parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))
+            arithmetic.copy_(*local_parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))
         for key, buffer in modules.named_buffers(self._model).items():
             if key in average.buffers:
                 buffer.copy_(average.buffers[key])
@@ -210,16 +205,17 @@ class Belay:
     def reset(self) -> None:
         """Begin every average again at the weights as they are, after others were loaded into the model."""
         self._refuse_inside("reset")
-        self._stepper.settle()
-        self._stepper.refresh_names()
-        self._stepper.restart()
+        self._stepper.backend.wait()
+        self._averages.refresh_names()
+        self._averages.restart()
+        self._stepper.forget_the_step()
 
     # What a person or a checkpoint wants to know ---------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """Optimizer steps taken since construction; skipped ones do not count."""
-        return self._stepper.clock.count
+        return self._clock.count
 
     @torch.no_grad()
     def stats(self) -> dict[str, float | int | str]:
@@ -229,7 +225,7 @@ class Belay:
         where the methods differ within a group it is that of the group's first parameter. If the model is sharded,
         every rank must call.
         """
-        average, swap = self._average(MAIN), self._swap
+        average, swap = self._average(MAIN), self._stepper.swap
         entries = list(average.entries.values())
         tension, size = self._norms(entries, swap)
         rates: dict[str, float] = {}
@@ -266,15 +262,15 @@ class Belay:
         Tensors are the live ones, as in torch's own state dicts, except inside `averaged()` and before the averages
         begin. For torch.save and for torch.distributed.checkpoint, which takes a Belay itself (it is `Stateful`).
         """
-        self._stepper.settle()
-        if self._swap is None:
-            self._stepper.refresh_names()
-        averages = self._stepper.saved(self._swap)
+        self._stepper.backend.wait()
+        if self._stepper.swap is None:
+            self._averages.refresh_names()
+        averages = self._averages.saved(self._stepper.swap, self._stepper.memories)
         return {
             "format": checkpoint.FORMAT,
             "step": self.step,
             "ahead": self._stepper.ahead,
-            "began": int(self._stepper.began),
+            "began": int(self._averages.began),
             "options": self._options.saved(),
             "made_with": checkpoint.made_with(averages, self._options),
             "averages": averages,
@@ -288,7 +284,9 @@ class Belay:
         torch.distributed.checkpoint.
         """
         self._refuse_inside("load_state_dict")
-        self._stepper.load(state)
+        self._stepper.backend.wait()
+        self._averages.load(state)
+        self._stepper.resume(ahead=bool(state["ahead"]))
 
     def detach(self) -> None:
         """Take the hooks off: the optimizer is as it was, the average stays to be used."""
@@ -296,12 +294,12 @@ class Belay:
         if self._hooks is not None:
             self._hooks.remove()
         self._hooks, self._attached = None, False
-        self._stepper.settle()
+        self._stepper.backend.wait()
         self._stepper.forget_the_step()
 
     def _refuse_inside(self, what: str) -> None:
-        if self._swap is not None:
-            raise RuntimeError(f"{what}() inside averaged({self._swap.average.name!r}): leave the block first")
+        if self._stepper.swap is not None:
+            raise RuntimeError(f"{what}() inside averaged({self._stepper.swap.average.name!r}): leave the block first")
 
     def _refuse_if_attached(self, what: str) -> None:
         if self._optimizer is not None:
@@ -316,15 +314,15 @@ class Belay:
         )
 
     def __repr__(self) -> str:
-        entries = self._averages[MAIN].entries.values()
+        entries = self._averages.each[MAIN].entries.values()
         methods = list(dict.fromkeys(repr(e.method) for e in entries))
         about = [
             ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
             f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
             f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
         ]
-        if not self._stepper.began:
+        if not self._averages.began:
             about = [f"begins after step {self._options.start}"]
-        if len(self._averages) > 1:
-            about.append(f"spectators {', '.join(list(self._averages)[1:])}")
+        if len(self._averages.each) > 1:
+            about.append(f"spectators {', '.join(list(self._averages.each)[1:])}")
         return f"Belay({'; '.join(about)}; impl={self._stepper.path()!r}; step {self.step})"

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from torchbelay.physics.method import Remembers
 
-from .averages import Average, Entry, describe, inertias
+from .average import Average, Entry, describe
+from .cohort import inertias
 from .options import Options
 from .shard import local, part_for, why_not_like
 

@@ -1,16 +1,16 @@
-"""Counting steps without asking the device whether they took place."""
+"""Counting steps without waiting for a device to say whether they took place."""
 
 import torch
 from torch import Tensor
 
-from torchbelay.ops.backend import is_capturing
+from torchbelay.ops.devices import is_capturing
 
 
 class Clock:
-    """Steps taken. One that may have been skipped is settled when somebody reads the count, not before.
+    """The number of steps taken. Whether a step was skipped is settled when the count is read, not before.
 
-    Kernels that find the numbers of a step by themselves read the count on their device; there it also goes with steps
-    that nobody on the host sees, the replays of a captured graph.
+    Kernels that find the numbers of a step by themselves read the count on their device. There it also counts steps
+    that the host does not see: the replays of a captured graph.
 
     >>> clock = Clock()
     >>> clock.tick(None)
@@ -22,11 +22,11 @@ class Clock:
     def __init__(self, count: int = 0) -> None:
         self._count = count
         self._unsettled: Tensor | None = None  # how many of the steps since the last reading took place
-        self._there: dict[torch.device, Tensor] = {}  # the count on devices
-        self._replayed = False  # a graph counts too
+        self._there: dict[torch.device, Tensor] = {}  # the count on each device
+        self._replayed = False  # a captured graph counts too
 
     def on(self, device: torch.device) -> Tensor:
-        """The count on a device, as a tensor that goes with the steps."""
+        """Return the count on a device, as a tensor that every step updates."""
         if device not in self._there:
             if is_capturing(device):
                 raise RuntimeError(
@@ -36,15 +36,16 @@ class Clock:
             self._there[device] = torch.tensor(self.count, device=device)
         return self._there[device]
 
-    def tick(self, keep: Tensor | None, *, there: bool = False) -> None:
-        """Count a step; `keep`, if given, is 1 on the device where it took place and 0 where not.
+    def tick(self, keep: Tensor | None, *, counted: bool = False, captured: bool = False) -> None:
+        """Count a step. `keep`, if given, is 1 if the step took place and 0 if not, known on the device only.
 
-        There it may have been counted already.
+        If `counted`, the devices have counted the step already. If `captured`, a graph will count it at every replay.
         """
         taken = None if keep is None else keep.to(torch.int64)
-        for device, count in self._there.items() if not there else ():
-            count += 1 if taken is None else taken.to(device, non_blocking=True)
-        if any(map(is_capturing, self._there)):
+        if not counted:
+            for device, count in self._there.items():
+                count += 1 if taken is None else taken.to(device, non_blocking=True)
+        if captured:
             self._replayed = True
         elif taken is None:
             self._count += 1
@@ -58,7 +59,7 @@ class Clock:
 
     @property
     def count(self) -> int:
-        """Steps that took place; waits for the device only if one of them may have been skipped."""
+        """The steps that took place; waits for the device only if one of them may have been skipped."""
         if self._replayed:
             self._count = int(next(iter(self._there.values())))
         elif self._unsettled is not None:
@@ -67,7 +68,7 @@ class Clock:
         return self._count
 
     def set(self, count: int) -> None:
-        """Begin again from another count; graphs that were captured go on from it too."""
+        """Begin again from another count; captured graphs go on from it too."""
         self._count, self._unsettled = count, None
         for there in self._there.values():
             there.fill_(count)

@@ -11,61 +11,56 @@ from torch.optim import Optimizer
 from torchbelay.physics.method import Method
 
 from . import modules
-from .averages import Average, Found
+from .average import Average, Wanted
 from .shard import reshard
 from .validate import check_method
 
 
-class Roster:
-    """The parameters of every group of the optimizer as last seen; without one, all that require gradients."""
+class Parameters:
+    """The parameters of every group of the optimizer as last seen; without an optimizer, all that require gradients."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._model, self._optimizer = model, optimizer
         self._held: list[list[Tensor]] = []
-        self._all: list[Tensor] | None = None
         self._held = [list(group) for group in self._look()]
+        self.all = [p for group in self._held for p in group]  # the same list for as long as the same are held
 
     def _look(self) -> list[list[Tensor]]:
-        if self._optimizer is None:
-            reshard(self._model)
-            # what was ever trained stays, as it would in an optimizer
-            known = {id(p) for group in self._held for p in group}
-            return [[p for p in self._model.parameters() if p.requires_grad or id(p) in known]]
-        return [group["params"] for group in self._optimizer.param_groups]
+        if self._optimizer is not None:
+            return [group["params"] for group in self._optimizer.param_groups]
+        reshard(self._model)
+        known = {id(p) for group in self._held for p in group}  # what was once trained stays, as in an optimizer
+        return [[p for p in self._model.parameters() if p.requires_grad or id(p) in known]]
 
     def is_current(self) -> bool:
-        """Whether the optimizer holds what it held."""
+        """Whether the optimizer holds the parameters that it held."""
         now = self._look()
-        return [len(group) for group in now] == [len(group) for group in self._held] and all(
-            all(map(operator.is_, new, old)) for new, old in zip(now, self._held, strict=True)
-        )
+        if len(now) != len(self._held):
+            return False
+        for new, old in zip(now, self._held, strict=True):
+            if len(new) != len(old) or not all(map(operator.is_, new, old)):
+                return False
+        return True
 
-    def renewed(self) -> "Roster":
-        """The same, looked at again."""
+    def renewed(self) -> "Parameters":
+        """Return the parameters as they are now."""
         new = copy(self)
-        new._all = None
         new._held = [list(group) for group in self._look()]
+        new.all = [p for group in new._held for p in group]
         return new
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """All of them; the same list every time."""
-        if self._all is None:
-            self._all = [p for group in self._held for p in group]
-        return self._all
-
     def groups(self) -> dict[int, int]:
-        """The group of each parameter, by its id."""
+        """Return the group of each parameter, by its id."""
         return {id(p): group for group, parameters in enumerate(self._held) for p in parameters}
 
     def lr(self, group: int) -> Any:
-        """What the optimizer says of a group's learning rate, if anything."""
+        """Return the learning rate of a group as the optimizer has it; None if it has none."""
         return None if self._optimizer is None else self._optimizer.param_groups[group].get("lr")
 
-    def wanted(self, averages: Collection[Average], *, every: int) -> dict[str, list[Found]]:
-        """What each average is to follow; refuses what cannot be averaged, changing nothing."""
+    def wanted(self, averages: Collection[Average]) -> dict[str, list[Wanted]]:
+        """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
         names = {id(p): name for name, p in modules.named_parameters(self._model).items()}
-        found: dict[str, list[Found]] = {average.name: [] for average in averages}
+        found: dict[str, list[Wanted]] = {average.name: [] for average in averages}
         checked: dict[tuple[Any, str], Method] = {}  # equal methods become one, so that their tensors move together
         for group, parameters in enumerate(self._held):
             for index, p in enumerate(parameters):
@@ -76,17 +71,16 @@ class Roster:
                         continue
                     key = (_identity(method), average.name)
                     if key not in checked:
-                        lr = float(self.lr(group) or 0.0)
                         check_method(
                             method,
-                            lr,
+                            float(self.lr(group) or 0.0),
                             pulls=average.pulls,
                             hosted=average.hosted,
                             average=average.name,
-                            every=every,
+                            every=average.every,
                         )
                         checked[key] = method
-                    found[average.name].append((name, p, checked[key], group))
+                    found[average.name].append(Wanted(name, p, checked[key], group))
         return found
 
     def _name(self, names: dict[int, str], p: Tensor, group: int, index: int) -> str:
@@ -104,7 +98,7 @@ class Roster:
 
 
 def _identity(method: Method) -> object:
-    """What equal methods share."""
+    """Return what equal methods share."""
     try:
         hash(method)
     except TypeError:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
-from torchbelay.ops.backend import Around
+from torchbelay.ops.backend import Backend
 from torchbelay.physics.warnings import warn
 
 from . import modules
-from .averages import Average, Entry, parts
+from .average import Average, Entry, local_parts
 from .shard import local, reshard
 
 
@@ -28,8 +28,8 @@ class Swap:
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
     @torch.no_grad()
-    def __init__(self, model: nn.Module, average: Average, around: Around, *, buffers: bool) -> None:
-        self.average, self._around = average, around
+    def __init__(self, model: nn.Module, average: Average, backend: Backend, *, buffers: bool) -> None:
+        self.average, self._backend = average, backend
         self._model = model
         reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
         entries = average.entries.values()
@@ -45,8 +45,8 @@ class Swap:
                     self._slots.append((module._buffers, key, buffer))
                     if id(buffer) not in self._own:
                         self._own[id(buffer)] = buffer.detach().clone()
-        around.exchange_(*parts(self._traded))
-        arithmetic.copy_(*parts(rounded))
+        backend.exchange_(*local_parts(self._traded))
+        arithmetic.copy_(*local_parts(rounded))
         named = modules.named_buffers(model)
         for name in average.buffers.keys() & named.keys() if buffers else ():
             named[name].copy_(average.buffers[name])
@@ -57,7 +57,7 @@ class Swap:
     def undo(self) -> None:
         """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's."""
         reshard(self._model)  # what was gathered of the average inside must not be trained
-        self._around.exchange_(*parts(e for e in self._traded if e.w1.dtype == e.w2.dtype))
+        self._backend.exchange_(*local_parts(e for e in self._traded if e.w1.dtype == e.w2.dtype))
         self._undo_converted()
         for entry in self.average.entries.values():
             if id(entry.w1) in self._aside:
@@ -71,7 +71,7 @@ class Swap:
     def _undo_converted(self) -> None:
         """Somebody converted the model inside the block: its dtype stays, and the average takes what is left of it."""
         converted = [e for e in self._traded if e.w1.dtype != e.w2.dtype]
-        for w1, w2 in zip(*parts(converted), strict=True):
+        for w1, w2 in zip(*local_parts(converted), strict=True):
             weights = w2.clone()
             w2.copy_(w1)
             w1.copy_(weights)

@@ -12,7 +12,8 @@ from torchbelay.physics.method import Method, Remembers
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import warn
 
-from .averages import Found, inertias
+from .average import Wanted
+from .cohort import inertias
 from .shard import is_flattened
 
 
@@ -92,7 +93,7 @@ def _first_coupling(method: Method, lr: float) -> Coupling:
     return (method.fresh() if isinstance(method, Remembers) else method).coupling(1, lr)
 
 
-def check_kernels(found: Iterable[Found], *, impl: str, rounding: str) -> None:
+def check_kernels(found: Iterable[Wanted], *, impl: str, rounding: str) -> None:
     """Refuse options that only kernels can keep, where they do not run."""
     if is_interpreted():
         return
@@ -110,7 +111,7 @@ def check_kernels(found: Iterable[Found], *, impl: str, rounding: str) -> None:
             )
 
 
-def warn_of_feedback(found: Iterable[Found], optimizer: Optimizer | None, *, rounding: str = "nearest") -> None:
+def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None, *, rounding: str = "nearest") -> None:
     """Warn where a pull on the weights meets what cannot take it."""
     pulling: dict[int, bool] = {}  # a method has many parameters
     pulled = []

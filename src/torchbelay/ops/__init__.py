@@ -1,1 +1,1 @@
-"""Couplings applied to tensors. Nothing in here knows a spring or an optimizer: tensors and plain numbers only."""
+"""How four numbers move tensors. Springs, methods and optimizers are unknown here: tensors and plain numbers only."""

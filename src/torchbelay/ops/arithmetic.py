@@ -13,18 +13,18 @@ synchronisation.
 from collections.abc import Iterator
 from functools import reduce
 from math import inf, isclose
-from typing import NamedTuple
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from torchbelay.physics.coupling import Inertia
+from .step import Swing, Tensors
 
 SCRATCH = 1 << 24  # elements that may be in a scratch buffer at a time (64 MiB of float32)
 
 _NARROW = {torch.bfloat16, torch.float16}
 
-Tensors = list[Tensor] | tuple[Tensor, ...]
+_dtype = attrgetter("dtype")
 
 
 def lerp_(w: Tensors, end: Tensors, weight: float, keep: Tensor | None = None) -> None:
@@ -39,10 +39,10 @@ def lerp_(w: Tensors, end: Tensors, weight: float, keep: Tensor | None = None) -
     """
     if weight == 0 or not w:
         return
-    if keep is None and _one_dtype(w, end):
+    if keep is None and list(map(_dtype, w)) == list(map(_dtype, end)):
         torch._foreach_lerp_(w, end, weight)
         return
-    for some, ends in _pieces(w, end):
+    for some, ends in pieces(w, end):
         wide, ends = _widened(some, ends)
         if keep is None:
             torch._foreach_lerp_(wide, ends, weight)
@@ -65,21 +65,14 @@ def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: T
         lerp_(w1, w2, pull, keep)
     elif isclose(pull + follow, 1, rel_tol=1e-15):  # they meet: a sync leaves not a bit between them
         lerp_(w2, w1, follow, keep)
-        for some1, some2 in _pieces(w1, w2):
+        for some1, some2 in pieces(w1, w2):
             _write_back(some1, some2, keep)
     else:
-        for some1, some2 in _pieces(w1, w2):
+        for some1, some2 in pieces(w1, w2):
             wide1, wide2 = _widened(some1, some2)
             away = torch._foreach_sub(wide2, wide1)
             _move_(some1, wide1, away, pull, keep)
             _move_(some2, wide2, away, -follow, keep)
-
-
-class Swing(NamedTuple):
-    """Velocities of a mass, and the numbers that move them."""
-
-    v: Tensors
-    inertia: Inertia
 
 
 def couple_(
@@ -110,7 +103,7 @@ def couple_(
         lerp_(w2, before, b, keep)
         return
     moving = [w1, w2] + [swing.v for swing in (swing1, swing2) if swing is not None]
-    for x0, *xs in _pieces(before, *moving):
+    for x0, *xs in pieces(before, *moving):
         y0, *ys = _widened(x0, *xs)
         update, away = torch._foreach_sub(ys[0], y0), torch._foreach_sub(ys[1], y0)
         velocities = iter(ys[2:])
@@ -139,7 +132,7 @@ def exchange_(x: Tensors, y: Tensors) -> None:
     """
     done: list[list[list[Tensor]]] = []
     try:
-        for some in _pieces(x, y):
+        for some in pieces(x, y):
             _trade(*some)
             done.append(some)
     except Exception:  # out of memory for the scratch: what has been traded goes back
@@ -193,7 +186,7 @@ def put_back_(x: Tensors, kept: Tensors, good: Tensor) -> None:
 
 def norm(x: Tensors) -> Tensor:
     """‖x‖ over all tensors, accumulated in float64, as a 0-dim tensor: nobody has waited for it yet."""
-    return _root_of_squares([n for (some,) in _pieces(x) for n in _norms(some)])
+    return _root_of_squares([n for (some,) in pieces(x) for n in _norms(some)])
 
 
 def distance(x: Tensors, y: Tensors) -> Tensor:
@@ -203,7 +196,7 @@ def distance(x: Tensors, y: Tensors) -> Tensor:
     5.0
     """
     parts: list[Tensor] = []
-    for some_x, some_y in _pieces(x, y):
+    for some_x, some_y in pieces(x, y):
         here = [t.to(s.device) for s, t in zip(some_x, some_y, strict=True)]  # an average may be in host memory
         wide_x, wide_y = _widened(some_x, here)
         parts.extend(_norms(torch._foreach_sub(wide_x, wide_y)))
@@ -220,10 +213,6 @@ def _root_of_squares(norms: list[Tensor]) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     home = norms[0].device
     return torch.stack([n.to(home, torch.float64) for n in norms]).square().sum().sqrt()
-
-
-def _one_dtype(x: Tensors, y: Tensors) -> bool:
-    return all(s.dtype == t.dtype for s, t in zip(x, y, strict=True))
 
 
 def _sum(*terms: tuple[float, Tensors]) -> Tensors | None:
@@ -293,7 +282,7 @@ def _bits(t: Tensor) -> Tensor:
     return real.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[real.itemsize])
 
 
-def _pieces(*lists: Tensors) -> Iterator[list[list[Tensor]]]:
+def pieces(*lists: Tensors) -> Iterator[list[list[Tensor]]]:
     """Cut aligned lists into aligned runs of views of at most SCRATCH elements each."""
     run: list[tuple[Tensor, ...]] = []
     size = 0

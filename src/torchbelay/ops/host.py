@@ -1,23 +1,37 @@
-"""Averages in host memory, of weights that may be on a GPU.
+"""The backend for averages in host memory, of weights that may be on a GPU.
 
-Piece by piece an average is copied to the weights' device, moved there by the same code as any other, and copied back.
-That runs on a stream of its own, beside the next forward and backward, which only read the weights; the next step waits
-for it, on the device. On the device it takes a scratch buffer of bounded size. Weights on the host take the same way,
-one thing after the other.
+An average is copied to the weights' device piece by piece, moved there by the code that moves any other average, and
+copied back. This runs on a stream of its own, beside the next forward and backward, which only read the weights. The
+next step waits for that stream, on the device. The scratch buffer on the device has a bounded size. Weights on the host
+take the same way, one piece after the other.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from . import arithmetic
-from .arithmetic import Swing, Tensors
-from .backend import IMPLEMENTATIONS, Count, Foreach, Lists, Motion, Move, Ready, Reference
+from .foreach import Foreach
+from .lists import ListBackend, PreparedLists
+from .reference import Reference
+from .step import Count, Motion, Move, Swing, TensorGroup, Tensors
 
 
-class Host:
+@dataclass
+class _Piece:
+    """A part of a group, with copies of its averages on the weights' device."""
+
+    w1: list[Tensor]
+    w2: list[Tensor]
+    v1: list[Tensor]
+    v2: list[Tensor]
+    born: int
+
+
+class Host(ListBackend):
     """Averages that only watch, kept in host memory."""
 
     name = "host"
@@ -28,28 +42,21 @@ class Host:
                 "impl='triton' does not go with device='cpu': averages in host memory are moved piece by piece; use "
                 "impl='auto'"
             )
-        self._inner = IMPLEMENTATIONS["foreach" if impl == "auto" else impl]
+        self._inner = Reference() if impl == "reference" else Foreach()
+        self.copies_always = self._inner.copies_always
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._held: list[object] = []  # what a stream may still be reading
 
-    def counts(self, lists: Lists) -> bool:
-        """Never: the host knows the numbers."""
-        return False
-
-    def used_for(self, lists: Lists) -> str:
-        """How it is moved, and where it is kept."""
+    def used_for(self, group: TensorGroup) -> str:
+        """The code that moves the group, and where its average is kept."""
         return f"{self._inner.name}, kept in host memory"
 
-    def prepare(self, moves: Sequence[Move], count: Count) -> Ready:
-        """Copy w1 where a coupling cannot do without, and let the coming step wait for what the last one left to do."""
+    def prepare(self, moves: Sequence[Move], count: Count, *, capturing: bool = False) -> PreparedLists:
+        """Let the coming step wait for the last one's copies, then copy w1 for motions that cannot do without."""
         for device, stream in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)
         self._held = []
-        return _Ready(self, self._inner, moves)
-
-    def exchange_(self, x: Tensors, y: Tensors) -> None:
-        """Trade contents, piece by piece through the device."""
-        arithmetic.exchange_(x, y)
+        return super().prepare(moves, count)
 
     def wait(self) -> None:
         """Return when everything is in host memory."""
@@ -57,9 +64,36 @@ class Host:
             stream.synchronize()
         self._held = []
 
+    def before(self, group: TensorGroup, motion: Motion, keep: Tensor | None) -> None:
+        """Move w2 towards w1; the weights are written only when that is done."""
+        device = group.w1[0].device
+        with self._beside(device, keep, *(w.detach() for w in group.w1)):
+            for w1, w2 in arithmetic.pieces(group.w1, group.w2):
+                there = _copies(w2, device)
+                self._inner.before(_Piece(w1, there, [], [], group.born), motion, keep)
+                _return(w2, there)
+        if device in self._streams:
+            torch.cuda.current_stream(device).wait_stream(self._streams[device])
+
+    def after(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
+        """Move the average, and its velocity if it has one."""
+        device = group.w1[0].device
+        with self._beside(device, keep, copy, *(w.detach() for w in group.w1)):
+            columns = [group.w1, group.w2] + ([] if copy is None else [copy]) + ([group.v2] if group.v2 else [])
+            for w1, w2, *rest in arithmetic.pieces(*columns):
+                before = None if copy is None else rest.pop(0)
+                there, swing = _copies(w2, device), motion.swing2
+                if swing is not None:
+                    swing = Swing(_copies(rest[0], device), swing.inertia)
+                piece = _Piece(w1, there, [], [], group.born)
+                self._inner.after(piece, replace(motion, swing2=swing), before, keep)
+                _return(w2, there)
+                if swing is not None:
+                    _return(rest[0], swing.v)
+
     @contextmanager
-    def beside(self, device: torch.device, *held: object) -> Iterator[None]:
-        """A stream of our own, which goes on from where the device is now; `held` must live until it is done."""
+    def _beside(self, device: torch.device, *held: object) -> Iterator[None]:
+        """Run the block on a stream of its own, from where the device is now; `held` lives until that is done."""
         if device.type != "cuda" or not torch.cuda.is_available():
             yield
             return
@@ -70,49 +104,6 @@ class Host:
         self._held += held
         with torch.cuda.device(device), torch.cuda.stream(stream):
             yield
-
-    def rejoin(self, device: torch.device) -> None:
-        """Let the device wait for what is under way: the weights are about to be written."""
-        if device in self._streams:
-            torch.cuda.current_stream(device).wait_stream(self._streams[device])
-
-
-class _Ready:
-    def __init__(self, host: Host, inner: Foreach | Reference, moves: Sequence[Move]) -> None:
-        self._host, self._inner = host, inner
-        self._moves: list[tuple[Lists, Motion, list[Tensor] | None]] = []
-        for lists, motion, _ in moves:
-            assert motion is not None
-            copy = [w.detach().clone() for w in lists.w1] if inner.needs_copy(motion) else None
-            self._moves.append((lists, motion, copy))
-
-    def before(self, keep: Tensor | None) -> None:
-        for lists, motion, _ in self._moves:
-            if self._inner.name == "foreach" and motion.leads:
-                device = lists.w1[0].device
-                with self._host.beside(device, keep, *(w.detach() for w in lists.w1)):
-                    for w1, w2 in arithmetic._pieces(lists.w1, lists.w2):
-                        there = _copies(w2, device)
-                        self._inner.before(w1, there, motion, keep)
-                        _return(w2, there)
-                self._host.rejoin(device)
-
-    def after(self, keep: Tensor | None) -> None:
-        for lists, motion, copy in self._moves:
-            if self._inner.name == "foreach" and not motion.trails:
-                continue
-            device = lists.w1[0].device
-            with self._host.beside(device, keep, copy, *(w.detach() for w in lists.w1)):
-                columns = [lists.w1, lists.w2] + ([] if copy is None else [copy]) + ([lists.v2] if lists.v2 else [])
-                for w1, w2, *rest in arithmetic._pieces(*columns):
-                    before = None if copy is None else rest.pop(0)
-                    there, swing = _copies(w2, device), motion.swing2
-                    if swing is not None:
-                        swing = Swing(_copies(rest[0], device), swing.inertia)
-                    self._inner.after(w1, there, before, motion._replace(swing2=swing), keep)
-                    _return(w2, there)
-                    if swing is not None:
-                        _return(rest[0], swing.v)
 
 
 def _copies(tensors: Tensors, device: torch.device) -> list[Tensor]:

@@ -1,10 +1,17 @@
 """The oracle: Algorithm 1 and the four-number coupling, out of place, as they are written down.
 
-Every other path is tested against this file. The functions use +, −, × and / only, so that they take tensors of any
-dtype, floats, and sympy's symbols alike.
+Every other path is tested against these functions. They use +, −, × and / only, so that they take tensors of any dtype,
+floats, and sympy's symbols alike. `Reference` is the backend that computes with them, tensor by tensor.
 """
 
+from functools import reduce
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from .lists import ListBackend
+from .step import Motion, TensorGroup, Tensors
 
 Number = Any  # a tensor, a float, a symbol
 
@@ -61,3 +68,31 @@ def algorithm1_with_velocities(
         v1 + dt * (k / m1 * (w2 - w1) - c1 / m1 * v1) + s * u,
         v2 + dt * (k / m2 * (w1 - w2) - c2 / m2 * v2),
     )
+
+
+class Reference(ListBackend):
+    """Motions by the functions above, tensor by tensor, from a copy of w1 that is always made."""
+
+    name = "reference"
+    copies_always = True
+
+    def before(self, group: TensorGroup, motion: Motion, keep: Tensor | None) -> None:
+        """Do nothing: everything is computed after the step."""
+
+    def after(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
+        """Compute new tensors by `couple` and the velocity equations, then write them back."""
+        assert copy is not None
+        a, b, p, q = motion.numbers
+        for i, (x1, x2, x0) in enumerate(zip(group.w1, group.w2, copy, strict=True)):
+            widest = reduce(torch.promote_types, (x1.dtype, x2.dtype), torch.float32)
+            y1, y2, y0 = (t.to(widest) for t in (x1, x2, x0))
+            u = y1 - y0
+            new1, new2 = couple(y0, y2, u, a=a, b=b, p=p, q=q)
+            news = [(x1, new1), (x2, new2)]
+            for at, swing, apart in ((0, motion.swing1, y2 - y0), (1, motion.swing2, y0 - y2)):
+                if swing is not None:
+                    v, (carry, stay, stiffness, push) = swing.v[i].to(widest), swing.inertia
+                    news[at] = (news[at][0], news[at][1] + carry * v)
+                    news.append((swing.v[i], stay * v + stiffness * apart + push * u))
+            for old, new in news:
+                old.copy_(new if keep is None else torch.where(keep.to(old.device) != 0, new, old.to(new.dtype)))

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchbelay.belay import Belay, modules
-from torchbelay.belay.averages import MAIN, Rule, as_rule, compounded, inertias
+from torchbelay.belay.average import MAIN, Rule, as_rule
+from torchbelay.belay.cohort import compounded, inertias
 from torchbelay.belay.options import OptionArguments, Options
 from torchbelay.ops import reference
 from torchbelay.physics.coupling import Coupling

@@ -1,4 +1,4 @@
-"""One launch for a whole model, whatever the number, shapes and dtypes of its tensors. The only place with kernels.
+"""One launch for a whole model on a GPU, whatever the number, shapes and dtypes of its tensors.
 
-Nothing here is imported unless Triton is there and asked for: `torchbelay.ops.backend.choose` decides.
+Nothing here is imported unless Triton is installed and asked for: `torchbelay.ops.backend.choose` decides.
 """

@@ -1,34 +1,60 @@
-"""The launches, one function a kernel, and a way to repeat them without Triton's search for the right binary."""
+"""The launches, one function per kernel, and a way to repeat them without Triton's search for the right binary."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from . import kernels
+from . import kernels, layout
 from .numbers import Numbers
 from .table import Follower, Table
 
-WARPS = 4  # 8 elements a thread: the fastest of what was tried on an H200
+WARPS = 4  # 8 elements per thread: the fastest of what was tried on an H200
 TILE = 256
 
 _binaries: dict[tuple[Any, ...], Any] = {}
+
+
+class Form(NamedTuple):
+    """Which variant of the kernel `move` a pass needs."""
+
+    rule: Any = layout.STEPPED
+    pulls: bool = False
+    swings: tuple[bool, bool] = (False, False)
+    stochastic: bool = False
+
+
+class Update(NamedTuple):
+    """What an optimizer's own update reads, if the kernel takes the step."""
+
+    grads: Tensor  # addresses; 0 for a tensor without a gradient
+    shares: Tensor
+    scale: Tensor | None  # GradScaler's
+    holes: bool  # whether some gradient is missing
 
 
 def launch(kernel: Any, blocks: int, args: tuple[Any, ...], constants: dict[str, Any], warps: int) -> None:
     """Launch a kernel, whose constants come last and in this order.
 
     Triton binds and specialises some thirty arguments anew at every launch, and compares every constant of the module,
-    which takes longer than many a model's pass. What it found is kept by all that it depends on.
+    which takes longer than the pass of many a model. The binary is kept, by all that it depends on: the constants, and
+    the dtype and alignment of every argument.
     """
     device = args[0].device
-    key = (kernel, device, warps, *constants.values(), *map(_kind, args))
+    kinds = [
+        (x.dtype, x.data_ptr() % 16 == 0)
+        if isinstance(x, Tensor)
+        else (x.bit_length() > 31, x % 16 == 0, x == 1)
+        for x in args
+    ]  # fmt: skip
+    key = (kernel, device, warps, *constants.values(), *kinds)
     found = _binaries.get(key)
-    with _on(device):
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    with nullcontext() if here else torch.cuda.device(device):
         if found is not None:
             found[(blocks, 1, 1)](*args, *constants.values())
             return
@@ -37,43 +63,29 @@ def launch(kernel: Any, blocks: int, args: tuple[Any, ...], constants: dict[str,
             _binaries[key] = binary
 
 
-def _kind(argument: Any) -> Any:
-    """All that a binary knows of an argument."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return argument.bit_length() > 31, argument % 16 == 0, argument == 1
-
-
-def _on(device: torch.device) -> Any:
-    """As the current device."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
-
-
 def look(numbers: Numbers, count: Tensor) -> None:
-    """Find the numbers of the coming step, where they are not the same as always."""
+    """Find the numbers of the coming step, if they are not the same at every step."""
     if numbers.varies:
         none = numbers.rows
         args = (count, numbers.plans, numbers.laws, none, numbers.current, none, 0, none, none, none, none, none)
-        launch(kernels.look, 1, args, _looks(numbers, columns=0, rule=kernels.STEPPED, keep=False), 1)
+        launch(kernels.look, 1, args, _look_constants(numbers, columns=0, rule=layout.STEPPED, keep=False), 1)
 
 
 def look_and_count(
     numbers: Numbers, count: Tensor, table: Table, rule: Any, *,
-    hyper: Tensor, rates: Tensor, shares: Tensor, keep: Tensor | None, grads: Tensor,
+    hyper: Tensor, rates: Tensor, update: Update, keep: Tensor | None,
 ) -> None:  # fmt: skip
-    """The same, and what the optimizer's groups mean for every tensor; the step counts from now on."""
+    """Find the numbers of the step, and every tensor's share of its optimizer group's; then count the step."""
     tensors = len(table.w1)
     args = (
-        count, numbers.plans, numbers.laws, numbers.rows, numbers.current,
-        table.rows, tensors, hyper, rates, shares, hyper if keep is None else keep, grads,
+        count, numbers.plans, numbers.laws, numbers.rows, numbers.current, table.rows, tensors, hyper, rates,
+        update.shares, hyper if keep is None else keep, update.grads,
     )  # fmt: skip
-    constants = _looks(numbers, columns=table.columns, rule=rule, keep=keep is not None)
+    constants = _look_constants(numbers, columns=table.columns, rule=rule, keep=keep is not None)
     launch(kernels.look, 1 + -(-tensors // TILE), args, constants, 4)
 
 
-def _looks(numbers: Numbers, *, columns: int, rule: Any, keep: bool) -> dict[str, Any]:
+def _look_constants(numbers: Numbers, *, columns: int, rule: Any, keep: bool) -> dict[str, Any]:
     return {
         "COHORTS": numbers.cohorts if numbers.varies else 0,
         "WIDTH": triton.next_power_of_2(numbers.cohorts),
@@ -87,46 +99,40 @@ def _looks(numbers: Numbers, *, columns: int, rule: Any, keep: bool) -> dict[str
 def move(
     table: Table,
     numbers: Numbers,
+    form: Form = Form(),  # noqa: B008  # a constant
     *,
     keep: Tensor | None,
     count: Tensor,
     copy: Tensor | None = None,
-    rule: Any = kernels.STEPPED,
-    pulls: bool = False,
-    swings: tuple[bool, bool] = (False, False),
-    stochastic: bool = False,
-    grads: Tensor | None = None,
-    shares: Tensor | None = None,
-    scale: Tensor | None = None,
-    holes: bool = False,
+    update: Update | None = None,
 ) -> None:
-    """Move everything; not where `keep` is 0."""
+    """Move everything, unless `keep` is 0."""
     if not table.blocks:
         return
     none = table.rows
+    grads, shares, scale, holes = (none, none, None, False) if update is None else update
     args = (
-        table.rows, table.map, numbers.current, 0 if copy is None else copy.data_ptr(),
-        none if grads is None else grads, none if shares is None else shares,
+        table.rows, table.map, numbers.current, 0 if copy is None else copy.data_ptr(), grads, shares,
         none if keep is None else keep.to(table.device, non_blocking=True), none if scale is None else scale, count,
     )  # fmt: skip
     constants = {
         "COLUMNS": table.columns,
         "KINDS": table.kinds,
         "AVERAGES": table.averages,
-        "RULE": rule.value,
-        "PULLS": pulls,
-        "SWING1": swings[0],
-        "SWING2": swings[1],
+        "RULE": form.rule.value,
+        "PULLS": form.pulls,
+        "SWING1": form.swings[0],
+        "SWING2": form.swings[1],
         "RESTS": numbers.rests or table.gaps,
         "KEEP": keep is not None,
         "SCALED": scale is not None,
         "HOLES": holes,
-        "STOCHASTIC": stochastic,
+        "STOCHASTIC": form.stochastic,
         "BLOCK": table.block,
     }
     launch(kernels.move, table.blocks, args, constants, WARPS)
-    if pulls or grads is not None:
-        increment_version(table.w1)  # so that autograd notices, as it does where torch itself writes
+    if form.pulls or update is not None:
+        increment_version(table.w1)  # so that autograd notices the write, as it notices torch's own
 
 
 def copy(table: Table, to: Tensor) -> None:
@@ -136,7 +142,7 @@ def copy(table: Table, to: Tensor) -> None:
 
 
 def exchange_table(pairs: Sequence[tuple[Tensor, Tensor]]) -> Table:
-    """For tensors that are to trade places with others of their dtype."""
+    """Make the table for tensors that trade places with others of their dtype."""
     return Table([x for x, _ in pairs], [[Follower(y, None, None, 0)] for _, y in pairs])
 
 

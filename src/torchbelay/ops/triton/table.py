@@ -1,6 +1,6 @@
-"""Where the tensors of a model are, written down for the device: a row of addresses each, and a map of blocks.
+"""Where the tensors of a model are, written down for the device: a row of addresses per tensor, and a map of blocks.
 
-A captured CUDA graph reads all of it at every replay: what a graph has seen is never overwritten.
+A captured CUDA graph reads all of it at every replay, so what a graph has seen is never overwritten.
 """
 
 from array import array
@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbelay.ops.arithmetic import Tensors
-from torchbelay.ops.backend import is_capturing
+from torchbelay.ops.devices import is_capturing
+from torchbelay.ops.step import Tensors
 
-from . import kernels
+from . import layout
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BLOCK = 1024
@@ -32,9 +32,9 @@ class Follower(NamedTuple):
 
 
 class State:
-    """What an optimizer keeps of one tensor, in a dict of its own: two moments and a step count, or less.
+    """What an optimizer keeps for one tensor, in a dict of its own: two moments and a step count, or less.
 
-    Its memory is held on to, so that a kernel that has not yet heard of its replacement writes to nobody else's.
+    The memory is held. So a kernel that still has the address of a replaced tensor writes to no other tensor's memory.
     """
 
     def __init__(self, own: dict[str, Any], keys: Sequence[str | None], group: int) -> None:
@@ -46,17 +46,22 @@ class State:
         self._absent = [k for k, t in zip(keys, tensors, strict=True) if k and t is None]
         self._held = [t.untyped_storage() for t in tensors if t is not None]
 
-    def is_current(self) -> bool:
-        """Whether these are still the tensors, where they were."""
-        own = self._own
-        for key, tensor, address in self._known:
-            if own.get(key) is not tensor or tensor.data_ptr() != address:
-                return False
-        return all(own.get(key) is None for key in self._absent)
+    @staticmethod
+    def are_current(states: "Sequence[State]") -> bool:
+        """Whether every state still has these tensors, where they were."""
+        for state in states:
+            own = state._own
+            for key, tensor, address in state._known:
+                if own.get(key) is not tensor or tensor.data_ptr() != address:
+                    return False
+            for key in state._absent:
+                if own.get(key) is not None:
+                    return False
+        return True
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[int]:
-    """Where each tensor's memory begins."""
+    """Return the address of each tensor's memory."""
     return list(map(_address, tensors))
 
 
@@ -79,7 +84,7 @@ def _is_dense(t: Tensor) -> bool:
 
 
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers, on the device without waiting for it."""
+    """Return the numbers on the device, without waiting for it."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     if is_capturing(device):
@@ -91,7 +96,7 @@ def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -
 
 
 class Mirror:
-    """A list of numbers that seldom changes, in one place on the device. A graph gets a copy of its own."""
+    """A list of numbers that seldom changes, in one place on the device. A captured graph gets a copy of its own."""
 
     CODES: ClassVar = {torch.int64: "q", torch.float64: "d"}
 
@@ -103,9 +108,9 @@ class Mirror:
         self._spare = torch.empty(size, dtype=dtype, pin_memory=True) if self._is_cuda else None
         self._captured: list[Tensor] = []
 
-    def get(self, values: list[Any]) -> Tensor:
-        """The values on the device; nothing is copied if they are what they were."""
-        if is_capturing(self._there.device):
+    def get(self, values: list[Any], capturing: bool) -> Tensor:
+        """Return the values on the device; nothing is copied if they have not changed."""
+        if capturing:
             return self._for_a_graph(values)
         if self._is_cuda and self._spare is None:
             self._spare = torch.empty(len(values), dtype=self._dtype, pin_memory=True)
@@ -143,7 +148,7 @@ class Table:
         self.addresses = addresses(self.w1)
         self.averages = max(1, *map(len, followers)) if followers else 1
         self.gaps = any(len(each) < self.averages for each in followers)
-        self.columns = int(kernels.HEAD) + int(kernels.SLOT) * self.averages
+        self.columns = int(layout.HEAD) + int(layout.SLOT) * self.averages
         self.kinds = 0
         counts = [-(-t.numel() // block) for t in self.w1]
         firsts = [0, *accumulate(counts)]

@@ -1,0 +1,215 @@
+"""One average of a model: an entry for each parameter that it follows, and its own buffers."""
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbelay.physics.coupling import Coupling
+from torchbelay.physics.method import Method, Remembers
+
+from .cohort import Cohort, compounded, inertias, varies
+from .shard import is_sharded, local, with_local
+
+MAIN = "average"  # the one average that may pull; spectators have names of their own
+
+Rule = Callable[[str, Tensor], Method | None]
+
+
+class Wanted(NamedTuple):
+    """A parameter that an average is to follow."""
+
+    name: str
+    parameter: Tensor
+    method: Method
+    group: int  # of the optimizer
+
+
+def as_rule(method: Method | Rule) -> Rule:
+    """Return a function (name, parameter) -> method, for one method or for the user's own function."""
+    if isinstance(method, type):
+        raise TypeError(f"method={method.__name__} is a class; give an instance of it, as {method.__name__}(...)")
+    if isinstance(method, Method):
+        return lambda name, tensor: method
+    if callable(method):
+        return method
+    raise TypeError(
+        f"method={method!r} is neither an averaging method (an object with coupling(step, lr), as Spring) nor a "
+        "function (name, parameter) -> method or None"
+    )
+
+
+def describe(method: Method) -> str:
+    """Return what a checkpoint says of a method: the call that makes it."""
+    kind = type(method)
+    return f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(method)
+
+
+@dataclass(eq=False)
+class Entry:
+    """A parameter w1, its average w2, and what moves them. Velocities exist only if the regime has them."""
+
+    name: str
+    w1: Tensor
+    w2: Tensor
+    v1: Tensor | None
+    v2: Tensor | None
+    method: Method  # shared by what was adopted together, never with another run: it may remember learning rates
+    group: int  # of the optimizer
+    born: int  # optimizer steps taken before this parameter's first
+
+    def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
+        """Return the share of the learning rate that is left at that step, in the mean over `every` steps."""
+        if every == 1 and hasattr(self.method, "effective_lr_scale"):
+            return float(self.method.effective_lr_scale)
+        age = max(every, (step - self.born) // every * every)
+        coupling = compounded(copy(self.method), age, lr, every)  # a copy: this question must not be remembered
+        plain = 1 / (1 + coupling.theta)  # what the centre of mass sees of a step that nothing couples
+        return ((every - 1) * plain + coupling.effective_lr_scale) / every
+
+
+class Average:
+    """All entries of one average, and its own buffers if it has any.
+
+    An entry holds whole tensors, a cohort the local parts of tensors that are sharded over ranks. Averages are kept
+    beside their parameters, or, if `hosted`, in host memory.
+    """
+
+    def __init__(self, name: str, rule: Rule, *, pulls: bool, hosted: bool = False, every: int = 1) -> None:
+        self.name, self.rule, self.pulls, self.hosted, self.every = name, rule, pulls and not hosted, hosted, every
+        self._shards: list[tuple[Tensor, Tensor]] = []
+        self.entries: dict[str, Entry] = {}
+        self.cohorts: list[Cohort] = []
+        self.buffers: dict[str, Tensor] = {}
+
+    def adopt(
+        self,
+        wanted: Iterable[Wanted],
+        *,
+        born: int,
+        dtype: torch.dtype | None,
+        device: str | None = None,
+    ) -> None:
+        """Take in parameters at their own values; on the device "meta" only their shapes."""
+        own: dict[tuple[int, int], Method] = {}
+        for name, w1, method, group in wanted:
+            fresh = own.setdefault((id(method), group), method.fresh() if isinstance(method, Remembers) else method)
+            wide = average_dtype(w1, dtype)
+            if device == "meta":
+                w2 = torch.empty(w1.shape, dtype=wide, device="meta")
+            else:
+                w2 = self._placed(w1.detach().to(self._home(w1), wide, copy=True), w1)
+            v1, v2 = (None if inertia is None else self._at_rest(w2, w1) for inertia in inertias(method))
+            self.entries[name] = Entry(name, w1, w2, v1, v2, fresh, group, born)
+        if device is None:
+            self.regroup()
+
+    def _at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
+        """Return velocities of 0 for the average of a parameter."""
+        zeros = torch.zeros_like(w2)
+        return zeros if w2.is_meta else self._placed(zeros, w1)
+
+    def _home(self, w1: Tensor) -> torch.device:
+        """Return the device that the average of a parameter is kept on."""
+        return torch.device("cpu") if self.hosted else local(w1).device
+
+    def _placed(self, tensor: Tensor, w1: Tensor) -> Tensor:
+        """Return the tensor at its home; in host memory pinned, so that a GPU copies while the host goes on."""
+        there = self._home(w1)
+        if local(tensor).device != there:
+            tensor = tensor.to(there)
+        if self.hosted and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
+            tensor = with_local(tensor, local(tensor).pin_memory())
+        return tensor
+
+    def is_current(self) -> bool:
+        """Whether the cohorts hold the memory that the weights are in; moving a model changes that."""
+        for cohort in self.cohorts:
+            here = cohort.w2[0].device
+            if (here.type != "cpu") if self.hosted else (here != cohort.w1[0].device):
+                return False
+        return all(local(w1) is part for w1, part in self._shards)
+
+    def regroup(self) -> None:
+        """Form the cohorts anew; averages follow their parameters to another device."""
+        cohorts: dict[tuple[Any, ...], Cohort] = {}
+        own: dict[tuple[int, int], Method] = {}
+        owners: dict[int, int] = {}
+        for e in self.entries.values():
+            for slot in ("w2", "v1", "v2"):
+                tensor = getattr(e, slot)
+                if tensor is not None:
+                    setattr(e, slot, self._placed(tensor, e.w1))
+            if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
+                e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
+            group = None if varies(e.method) in ("never", "step") else e.group
+            key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
+            cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every))
+            cohort.w1.append(local(e.w1))
+            cohort.w2.append(local(e.w2))
+            cohort.v1.extend([] if e.v1 is None else [local(e.v1)])
+            cohort.v2.extend([] if e.v2 is None else [local(e.v2)])
+        self.cohorts = list(cohorts.values())
+        self._shards = [(e.w1, local(e.w1)) for e in self.entries.values() if is_sharded(e.w1)]
+
+    def assign_groups(self, groups: dict[int, int]) -> list[str]:
+        """Note the group that each parameter (by id) is in now; drop those in none, and return their names."""
+        gone = [e.name for e in self.entries.values() if id(e.w1) not in groups]
+        for name in gone:
+            del self.entries[name]
+        for e in self.entries.values():
+            e.group = groups[id(e.w1)]
+        return gone
+
+    def rename(self, names: dict[int, str]) -> None:
+        """Call every entry by the name of its parameter (by id) in `names`."""
+        for e in self.entries.values():
+            e.name = names[id(e.w1)]
+        self.entries = {e.name: e for e in self.entries.values()}
+
+    def clear(self) -> None:
+        """Forget everything but the rule."""
+        self.entries, self.cohorts, self.buffers, self._shards = {}, [], {}, []
+
+    def restart(self, born: int) -> None:
+        """Begin again at the weights as they are."""
+        renewed: dict[int, Method] = {}
+        for e in self.entries.values():
+            local(e.w2).copy_(local(e.w1))
+            for v in (e.v1, e.v2):
+                if v is not None:
+                    local(v).zero_()
+            if isinstance(e.method, Remembers):
+                e.method = renewed.setdefault(id(e.method), e.method.fresh())
+            e.born = born
+        self.buffers = {}
+        self.regroup()
+
+    def follows(self, wanted: Iterable[Wanted]) -> bool:
+        """Whether the average has these very parameters, under these names."""
+        return {e.name: id(e.w1) for e in self.entries.values()} == {w.name: id(w.parameter) for w in wanted}
+
+    def tensors(self, slot: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, tensor) of every entry that has a tensor in this slot."""
+        return ((e.name, getattr(e, slot)) for e in self.entries.values() if getattr(e, slot) is not None)
+
+
+def local_parts(entries: Iterable[Entry]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the local parts of weights and averages."""
+    found = list(entries)
+    return [local(e.w1) for e in found], [local(e.w2) for e in found]
+
+
+def average_dtype(w: Tensor, asked: torch.dtype | None) -> torch.dtype:
+    """Return float32 for 16-bit weights, else the weights' own; `asked` overrules, as complex for complex weights."""
+    if asked is None:
+        asked = torch.promote_types(w.dtype, torch.float32)
+    return asked.to_complex() if w.is_complex() else asked
+
+
+def buffer_weight(coupling: Coupling) -> float:
+    """Return the share of the new value in an averaged buffer: what the average takes of w1*, or else of w1."""
+    return min(1.0, max(0.0, coupling.q or coupling.b))

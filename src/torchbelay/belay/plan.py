@@ -1,0 +1,133 @@
+"""What steps do to the averages as they are grouped now, and whether the host must know a step's number for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbelay.ops.backend import Backend, PreparedStep
+from torchbelay.ops.step import REST, Move, Schedule
+from torchbelay.physics.method import Remembers
+
+from . import modules
+from .average import Average, buffer_weight
+from .averages import Averages
+from .clock import Clock
+from .cohort import Cohort
+from .options import Options
+
+Memories = list[tuple[Remembers, tuple[float, ...]]]
+Buffers = list[tuple[Tensor, Tensor, float]]  # an average's buffer, the model's, and the share that it takes of that
+
+
+@dataclass
+class Work:
+    """The work of one step. An optimizer that can take the averages along in its own pass gets it handed over.
+
+    Such an optimizer does one of two things: it moves everything by `moves` and sets `carried`, or it calls `lead()`
+    before it steps and leaves the rest to be done after its step.
+    """
+
+    moves: list[Move]
+    parameters: list[Tensor]  # all that the optimizer holds, in its order
+    keep: Tensor | None  # 0 on the device if mixed-precision training skips the step, else 1
+    count: Clock
+    capturing: bool  # the step is being recorded in a CUDA graph
+    lead: Callable[[], None]
+    fuse: Callable[..., Any]  # Backend.fuse
+    buffers: Buffers = field(default_factory=list)
+    memories: Memories = field(default_factory=list)  # methods that remember, with their memories before this step
+    retried: Tensor | None = None  # 1 if the averages have already moved for this step, which raised the first time
+    prepared: PreparedStep | None = None  # set by `lead()`
+    carried: bool = False  # set by the optimizer
+    closed: bool = False  # the step has ended, or another one has taken its place
+
+    def forget(self) -> None:
+        """Restore what methods remembered before this step: it has not taken place."""
+        for method, memory in self.memories:
+            method.remember(memory)
+
+
+class Plan:
+    """What any step does to the averages, for as long as they have the same cohorts."""
+
+    def __init__(self, model: nn.Module, averages: Averages, backend: Backend, options: Options) -> None:
+        self._model, self._averages, self._backend, self._options = model, averages, backend, options
+        self._known = [(average, average.cohorts) for average in averages]
+        self._began = averages.began
+        self._rows: list[tuple[Average, Cohort, Schedule | None]] = [
+            (average, cohort, cohort.schedule if backend.follows_schedule(cohort) else None)
+            for average, cohorts in self._known
+            for cohort in cohorts
+        ]
+        self._on_gpu = any(cohort.w1[0].is_cuda for _, cohort, _ in self._rows)
+        self.constant = averages.began and all(cohort.constant for _, cohort, _ in self._rows)
+        self._numbered = any(not cohort.constant and schedule is None for _, cohort, schedule in self._rows)
+        self._unnumbered: list[Move] | None = None
+
+    def is_current(self) -> bool:
+        """Whether the averages have the cohorts that this plan was made for, and all tensors are where they were."""
+        for average, cohorts in self._known:
+            if average.cohorts is not cohorts or not average.is_current():
+                return False
+        if self._averages.began != self._began:
+            return False
+        return not self._backend.remembers_addresses or self._backend.is_current()
+
+    def must_ask(self) -> bool:
+        """Whether the host has to know the number of the step, and so whether the last one took place."""
+        if not self._began or self._numbered:
+            return True
+        return not self.constant and self._averages_buffers()
+
+    def _averages_buffers(self) -> bool:
+        return self._options.buffers == "average" and any(average.buffers for average, _ in self._known)
+
+    def is_capturing(self) -> bool:
+        """Whether a step now would be recorded in a CUDA graph."""
+        return self._on_gpu and torch.cuda.is_current_stream_capturing()
+
+    def moves(self, step: int | None, lr: Callable[[Cohort], float], memories: Memories) -> list[Move]:
+        """Return the moves of a step; `step` is its number, or None if the host need not know it.
+
+        The memory of each method that remembers is noted in `memories` before the method is asked.
+        """
+        if step is None:
+            if self._unnumbered is None:
+                self._unnumbered = [
+                    self._checked(average, Move(cohort, cohort.motion(0, 0.0) if cohort.constant else None, schedule))
+                    for average, cohort, schedule in self._rows
+                ]
+            return self._unnumbered
+        found = []
+        for average, cohort, schedule in self._rows:
+            if isinstance(cohort.method, Remembers):
+                memories.append((cohort.method, cohort.method.memory))
+            motion = cohort.motion(step, 0.0 if cohort.group is None else lr(cohort))
+            if motion is not None or schedule is not None:
+                found.append(self._checked(average, Move(cohort, motion or REST, schedule)))
+        return found
+
+    def _checked(self, average: Average, move: Move) -> Move:
+        """Refuse a pull by an average that may only watch."""
+        if not average.pulls and any(motion.coupling.pulls for motion in move.motions):
+            kind = "average in host memory" if average.hosted else "spectator"
+            raise ValueError(
+                f"the {kind} {average.name!r} may only watch, but {move.group.method!r} pulls now"  # type: ignore[attr-defined]
+            )
+        return move
+
+    def buffers(self, moves: list[Move]) -> Buffers:
+        """Return the buffers that the step averages. They move like the first parameter of their average."""
+        found: Buffers = []
+        if self._averages_buffers():
+            motions = {id(move.group): move.motion for move in moves}
+            now = modules.named_buffers(self._model)
+            for average, cohorts in self._known:
+                motion = motions.get(id(cohorts[0])) if cohorts else None
+                if motion is not None:
+                    weight = buffer_weight(motion.coupling)
+                    found += [(own, now[name], weight) for name, own in average.buffers.items() if name in now]
+        return found

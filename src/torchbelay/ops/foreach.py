@@ -1,0 +1,28 @@
+"""The backend for any device: a few launches for all tensors, and a copy of w1 only if a motion needs it."""
+
+from torch import Tensor
+
+from . import arithmetic
+from .lists import ListBackend
+from .step import Motion, TensorGroup, Tensors
+
+
+class Foreach(ListBackend):
+    """Motions by torch's own operations on lists of tensors."""
+
+    name = "foreach"
+
+    def before(self, group: TensorGroup, motion: Motion, keep: Tensor | None) -> None:
+        """Move w2 towards w1, from which the optimizer has not stepped yet."""
+        assert motion.split is not None
+        arithmetic.lerp_(group.w2, group.w1, motion.split.before, keep)
+
+    def after(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
+        """Move both: w1 holds w1*."""
+        if motion.split is not None:
+            arithmetic.pull_together_(group.w1, group.w2, motion.split.pull, motion.split.follow, keep)
+        else:
+            assert copy is not None
+            arithmetic.couple_(
+                group.w1, group.w2, copy, motion.numbers, keep, swing1=motion.swing1, swing2=motion.swing2
+            )

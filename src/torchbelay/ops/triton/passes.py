@@ -1,0 +1,120 @@
+"""Moves that one launch carries out around an optimizer that steps by itself, with their numbers and addresses."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbelay.ops.foreach import Foreach
+from torchbelay.ops.lists import PreparedLists
+from torchbelay.ops.step import Count, Move
+
+from . import launch, layout
+from .launch import Form
+from .numbers import Numbers, splits
+from .table import Follower, Table
+
+FOREACH = Foreach()
+
+
+class Pass:
+    """Moves of one device that one launch carries out; without a table, moves that foreach carries out."""
+
+    def __init__(self, moves: Sequence[Move], table: Table | None, *, stochastic: bool) -> None:
+        self.groups, self.table = [move.group for move in moves], table
+        self._moves, self._stochastic = moves, stochastic
+        self._identity = identities(moves)
+        if table is None:
+            return
+        every = [splits(move.motions) for move in moves]
+        rule = layout.COPIED if None in every else layout.STEPPED
+        leads = any(split.before for found in every for split in found or ())
+        rounds = stochastic and pulls(moves) and any(t.dtype == torch.bfloat16 for t in table.w1)
+        self.form = Form(rule, pulls(moves), swings(moves[0]), rounds)
+        self.numbers = Numbers.of(moves, "after" if rule is layout.STEPPED else "whole", table.device)
+        self.leading = Numbers.of(moves, "before", table.device) if leads and rule is layout.STEPPED else None
+
+    def renewed(self, moves: Sequence[Move]) -> "Pass":
+        """Return the pass of the same tensors with the numbers of these moves."""
+        if self._identity == identities(moves):
+            self._moves = moves
+            return self
+        return Pass(moves, self.table, stochastic=self._stochastic)
+
+    def begin(self, count: Count) -> "PreparedLaunch | PreparedLists | None":
+        """Prepare a step; None if nothing moves in it. W1 is copied, in one launch, if a coupling needs the copy."""
+        if self.table is None:
+            return FOREACH.prepare(self._moves, count)
+        if all(move.motion is not None and move.motion.rests for move in self._moves):
+            return None
+        copy = None
+        if self.form.rule is layout.COPIED:
+            copy = torch.empty(self.table.copy_bytes, dtype=torch.uint8, device=self.table.device)
+            launch.copy(self.table, copy)
+        return PreparedLaunch(self, self.table, copy, count.on(self.table.device))
+
+
+class PreparedLaunch:
+    """A step of one pass."""
+
+    def __init__(self, of: Pass, table: Table, copy: Tensor | None, count: Tensor) -> None:
+        self._pass, self._table, self._copy, self._count = of, table, copy, count
+
+    def before(self, keep: Tensor | None) -> None:
+        """Move the averages that move before the optimizer's step."""
+        leading = self._pass.leading
+        if leading is not None:
+            launch.look(leading, self._count)
+            launch.move(self._table, leading, keep=keep, count=self._count)
+
+    def after(self, keep: Tensor | None) -> None:
+        """Move everything else."""
+        numbers = self._pass.numbers
+        if numbers.varies:
+            launch.look(numbers, self._count)
+        launch.move(self._table, numbers, self._pass.form, keep=keep, count=self._count, copy=self._copy)
+
+
+class PreparedPasses:
+    """A step of several passes, or of none."""
+
+    def __init__(self, steps: "list[PreparedLaunch | PreparedLists]") -> None:
+        self._steps = steps
+
+    def before(self, keep: Tensor | None) -> None:
+        """Do what comes before the optimizer's step, pass by pass."""
+        for step in self._steps:
+            step.before(keep)
+
+    def after(self, keep: Tensor | None) -> None:
+        """Do the rest, pass by pass."""
+        for step in self._steps:
+            step.after(keep)
+
+
+def identities(moves: Sequence[Move]) -> list[Any]:
+    """What must be the same for the numbers of moves to be used again; schedules are compared by identity."""
+    return [move.schedule or move.motion for move in moves]
+
+
+def swings(move: Move) -> tuple[bool, bool]:
+    """Whether w1, and whether w2, has velocities."""
+    motion = move.motions[-1]
+    return motion.swing1 is not None, motion.swing2 is not None
+
+
+def pulls(moves: Iterable[Move]) -> bool:
+    """Whether any of the moves touches the weights."""
+    return any(motion.pulls for move in moves for motion in move.motions)
+
+
+def followers(moves: Iterable[Move]) -> tuple[list[Tensor], list[list[Follower]]]:
+    """Return every tensor once, with all averages that follow it, in the order of the moves."""
+    rows: dict[int, tuple[Tensor, list[Follower]]] = {}
+    for cohort, move in enumerate(moves):
+        m = move.group
+        for i, (w1, w2) in enumerate(zip(m.w1, m.w2, strict=True)):
+            v1, v2 = m.v1[i] if m.v1 else None, m.v2[i] if m.v2 else None
+            rows.setdefault(id(w1), (w1, []))[1].append(Follower(w2, v1, v2, cohort))
+    return [w1 for w1, _ in rows.values()], [each for _, each in rows.values()]
