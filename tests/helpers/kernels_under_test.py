@@ -1,4 +1,7 @@
-"""What the tests of the kernels share. They run on a GPU, or in Triton's interpreter where there is none."""
+"""What the tests of backends share: tensors that move together, and one step around which a backend moves them.
+
+The kernels run on a GPU, or in Triton's interpreter if there is none.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbelay.ops.backend import Motion, Move, Score, choose
+from helpers.seams import Motion, Move, Schedule, choose
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
@@ -14,7 +17,7 @@ f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 
 @dataclass(eq=False)
 class Tensors:
-    """Lists that move together, as a cohort is."""
+    """Aligned lists of tensors that move together."""
 
     w1: list[Tensor]
     w2: list[Tensor]
@@ -34,7 +37,7 @@ class Tensors:
 
 
 class Counter:
-    """Steps taken, on the device."""
+    """The number of steps taken, on the device."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = torch.tensor(count, device=WHERE)
@@ -49,25 +52,25 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype = f32, *, seed: int = 0) -
 
 
 def take(
-    around: Any,
+    backend: Any,
     moves: list[Move],
     updates: list[Tensor] | None = None,
     keep: Tensor | None = None,
     count: Counter | None = None,
 ) -> None:
-    """One step by somebody else, with all that is done around it; `updates` are for the first move's weights."""
-    ready = around.prepare(moves, count or Counter())
-    ready.before(keep)
+    """Take one step with the backend around it; `updates` are added to the weights of the first move."""
+    step = backend.prepare(moves, count or Counter())
+    step.before(keep)
     if keep is None or keep:
         for t, by in zip(moves[0].lists.w1, updates or [], strict=bool(updates)):
             t += by
-    ready.after(keep)
+    step.after(keep)
     if count is not None:
         count.count += 1 if keep is None else int(keep)
 
 
 def kernel() -> Any:
-    """A fresh way through the kernels."""
+    """A new backend of kernels."""
     return choose("triton")
 
 
@@ -76,6 +79,6 @@ def still(lists: Tensors, motion: Motion) -> Move:
     return Move(lists, motion)
 
 
-def scored(lists: Tensors, *motions: Motion, **law: Any) -> Move:
+def scheduled(lists: Tensors, *motions: Motion, **law: Any) -> Move:
     """A move whose numbers only the device knows."""
-    return Move(lists, None, Score(motions, **law))
+    return Move(lists, None, Schedule(motions, **law))

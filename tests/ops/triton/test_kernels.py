@@ -8,13 +8,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this platform")
 
-from helpers.kernels_under_test import WHERE, Counter, Tensors, bf16, f16, f32, kernel, normal, scored, still, take
+from helpers.kernels_under_test import WHERE, Counter, Tensors, bf16, f16, f32, kernel, normal, scheduled, still, take
 from helpers.methods_under_test import METHODS
 from helpers.problems import same
-from torchbelay.belay.averages import Cohort
+from helpers.seams import Motion, Move, launches, schedule_of, tables
 from torchbelay.ops import arithmetic, reference
 from torchbelay.ops.arithmetic import Swing
-from torchbelay.ops.backend import Motion, Move, Score
 from torchbelay.ops.triton import kernels, launch
 from torchbelay.ops.triton.numbers import Numbers
 from torchbelay.ops.triton.table import BLOCK, Follower, Table, fits
@@ -56,14 +55,13 @@ def close(found: list[Tensor], expected: list[Tensor], *, factor: float = 1.0) -
 @pytest.mark.parametrize("by", ["host", "device"])
 def test_a_run_equals_the_loop_of_the_reference(name: str, by: str) -> None:
     method, mine = METHODS[name](), lists(born=2)
-    cohort = Cohort(mine.w1, mine.w2, [], [], METHODS[name](), 0, 2)
-    score = cohort.score(1) if by == "device" else None
-    if by == "device" and score is None:
+    schedule = schedule_of(METHODS[name]()) if by == "device" else None
+    if by == "device" and schedule is None:
         pytest.skip("this method sees the learning rate: the host must ask it")
-    exact, around, count = mine.copy(torch.float64), kernel(), Counter(2)
+    exact, backend, count = mine.copy(torch.float64), kernel(), Counter(2)
     for step in range(1, STEPS + 1):
         c, u = method.coupling(step, rate(step)), updates(step)
-        take(around, [Move(mine, None if score else Motion(c), score)], u, count=count)
+        take(backend, [Move(mine, None if schedule else Motion(c), schedule)], u, count=count)
         for i, by_ in enumerate(u):
             new = reference.couple(exact.w1[i], exact.w2[i], by_.double(), a=c.a, b=c.b, p=c.p, q=c.q)
             exact.w1[i], exact.w2[i] = new
@@ -77,12 +75,12 @@ def test_velocities_equal_the_reference(spring, algorithm1, by: str) -> None:
     mine.v1, mine.v2 = ([normal(s, seed=at + i) for i, s in enumerate(SHAPES)] for at in (200, 300))
     inertia = zip((mine.v1, mine.v2), (spring.inertia1, spring.inertia2), strict=True)
     motion = Motion(spring.coupling(), *(Swing(v, each) if each else None for v, each in inertia))
-    exact, around, count = mine.copy(torch.float64), kernel(), Counter()
-    move = still(mine, motion) if by == "host" else scored(mine, motion)
+    exact, backend, count = mine.copy(torch.float64), kernel(), Counter()
+    move = still(mine, motion) if by == "host" else scheduled(mine, motion)
     groups = list(zip(*exact.lists(), strict=True))
     for step in range(STEPS):
         u = updates(step)
-        take(around, [move], u, count=count)
+        take(backend, [move], u, count=count)
         groups = [algorithm1(*group, by_.double()) for group, by_ in zip(groups, u, strict=True)]
     w1, w2, v1, v2 = (list(each) for each in zip(*groups, strict=True))
     close(mine.w1, w1, factor=20)
@@ -101,8 +99,8 @@ LAWS = {name: make for name, make in METHODS.items() if getattr(make(), "law", N
 @pytest.mark.parametrize("first", [1, 2, 17, 999, 10**6])
 def test_the_device_finds_the_numbers_of_every_step(name: str, first: int) -> None:
     method = METHODS[name]()
-    cohort = Cohort([], [], [], [], method, 0, 5)
-    numbers = Numbers.of([Move(cohort, None, cohort.score(1))], "whole", torch.device(WHERE))
+    move = Move(Tensors([], [], born=5), None, schedule_of(method))
+    numbers = Numbers.of([move], "whole", torch.device(WHERE))
     assert numbers.varies
     for step in range(first, first + 4):
         launch.look(numbers, torch.tensor(step + 5 - 1, device=WHERE))
@@ -169,20 +167,6 @@ def test_offsets_beyond_two_to_the_31_are_not_cut() -> None:
     torch.testing.assert_close(mine.w2[0], expected, rtol=1e-6, atol=1e-7)
 
 
-class Launches:
-    """Counts how often the kernel that moves everything is launched."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.count = 0
-        move = launch.move
-
-        def counted(*args, **kwargs) -> None:
-            self.count += 1
-            move(*args, **kwargs)
-
-        monkeypatch.setattr(launch, "move", counted)
-
-
 def test_one_launch_whatever_the_dtypes_and_the_number_of_averages(monkeypatch) -> None:
     cohorts = [lists([(5,), (BLOCK + 1,)], pair) for pair in ((f32, f32), (bf16, f32), (f16, f32))]
     watching = [Tensors(each.w1, [w.clone() for w in each.w2]) for each in cohorts]
@@ -190,7 +174,7 @@ def test_one_launch_whatever_the_dtypes_and_the_number_of_averages(monkeypatch) 
     for some, others in zip(*alone, strict=True):
         others.w1 = some.w1
     pull, ema = Motion(Coupling(0.1, 0.2, 0.9, 0.2)), Motion(Coupling(0.0, 0.3, 1.0, 0.3))
-    counted = Launches(monkeypatch)
+    counted = launches(monkeypatch)
     take(kernel(), [*(still(each, pull) for each in cohorts), *(still(each, ema) for each in watching)])
     assert counted.count == 1
     for pulled, watch in zip(*alone, strict=True):
@@ -273,9 +257,9 @@ def test_the_first_point_of_a_uniform_average_is_taken_exactly() -> None:
 def test_other_dtypes_go_the_foreach_way(dtype: torch.dtype) -> None:
     drawn = torch.randn(2, 7, generator=torch.Generator().manual_seed(0), dtype=dtype).to(WHERE)
     mine, theirs = (Tensors([drawn[0].clone()], [drawn[1].clone()]) for _ in range(2))
-    around, c = kernel(), Coupling(0.1, 0.2, 0.9, 0.2)
-    assert around.used_for(mine) == "foreach"
-    take(around, [still(mine, Motion(c))])
+    backend, c = kernel(), Coupling(0.1, 0.2, 0.9, 0.2)
+    assert backend.used_for(mine) == "foreach"
+    take(backend, [still(mine, Motion(c))])
     arithmetic.pull_together_(theirs.w1, theirs.w2, c.a, c.b)
     assert all(map(same, mine.all(), theirs.all()))
 
@@ -291,33 +275,31 @@ def test_a_tensor_with_gaps_goes_the_foreach_way() -> None:
 
 
 def test_weights_that_move_in_memory_are_found_again() -> None:
-    mine, around = lists([(50,), (60,)]), kernel()
+    mine, backend = lists([(50,), (60,)]), kernel()
     move = [still(mine, Motion(Coupling(0.0, 0.5, 1.0, 0.5)))]
-    take(around, move)
+    take(backend, move)
     mine.w1[1].data = torch.ones(60, device=WHERE)  # as `model.to` and many a script do
     expected = mine.w2[1] + 0.5 * (1 - mine.w2[1])
-    take(around, move)
+    take(backend, move)
     close([mine.w2[1]], [expected])
 
 
 def test_tables_are_made_once(monkeypatch) -> None:
-    made = []
-    init = Table.__init__
-    monkeypatch.setattr(Table, "__init__", lambda self, *a, **k: (made.append(1), init(self, *a, **k))[1])
-    mine, around, method = lists(), kernel(), METHODS["heavy_ball"]()
+    made = tables(monkeypatch)
+    mine, backend, method = lists(), kernel(), METHODS["heavy_ball"]()
     for step in range(1, 4):
-        take(around, [still(mine, Motion(method.coupling(step, rate(step))))], updates(step))
-    assert len(made) == 1  # though the numbers were others at every step
+        take(backend, [still(mine, Motion(method.coupling(step, rate(step))))], updates(step))
+    assert made.count == 1  # though the numbers were others at every step
 
 
-def test_a_period_is_one_score() -> None:
+def test_a_period_is_one_schedule() -> None:
     motion = Motion(Coupling(0.0, 0.5, 1.0, 0.5))
     rest = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
-    mine, around, count, moved = lists([(5,)]), kernel(), Counter(), []
-    move = Move(mine, None, Score((rest, rest, motion)))
+    mine, backend, count, moved = lists([(5,)]), kernel(), Counter(), []
+    move = scheduled(mine, rest, rest, motion)
     for _ in range(7):
         old = mine.copy()
-        take(around, [move], count=count)
+        take(backend, [move], count=count)
         moved.append(not same(mine.w2[0], old.w2[0]))
     assert moved == [False, False, True, False, False, True, False]
 
@@ -351,10 +333,10 @@ def test_weights_of_several_dtypes_trade_places_together() -> None:
 
 
 def test_autograd_notices_what_the_kernels_write() -> None:
-    mine, around = lists([(5,)]), kernel()
+    mine, backend = lists([(5,)]), kernel()
     versions = [mine.w1[0]._version]
-    take(around, [still(mine, Motion(Coupling(0.1, 0.1, 0.9, 0.1)))])
+    take(backend, [still(mine, Motion(Coupling(0.1, 0.1, 0.9, 0.1)))])
     versions.append(mine.w1[0]._version)
-    around.exchange_(mine.w1, mine.w2)
+    backend.exchange_(mine.w1, mine.w2)
     versions.append(mine.w1[0]._version)
     assert versions == sorted(set(versions))
