@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import kernels_under_test as under_test
-from helpers.kernels_under_test import Counter, Tensors, still
+from helpers import backends_under_test as under_test
+from helpers.backends_under_test import Counter, Tensors, still
 from helpers.methods_under_test import METHODS
 from helpers.operations import Copies
 from helpers.seams import Motion, choose
