@@ -17,11 +17,12 @@ from torchbelay.belay.averages import Cohort
 from torchbelay.ops import arithmetic
 
 # The vocabulary of one step, as the tests of ops use it.
+from torchbelay.ops.arithmetic import Swing
 from torchbelay.ops.backend import Motion, Move, choose
 from torchbelay.ops.backend import Score as Schedule
 from torchbelay.physics.method import Method
 
-__all__ = ["Motion", "Move", "Schedule", "choose"]
+__all__ = ["Motion", "Move", "Schedule", "Swing", "choose"]
 
 
 # Waiting for a device -----------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from helpers import backends_under_test as under_test
 from helpers.backends_under_test import Counter, Tensors, still
 from helpers.methods_under_test import METHODS
 from helpers.operations import Copies
-from helpers.seams import Motion, choose
+from helpers.seams import Motion, Swing, choose
 from torchbelay.ops import reference
-from torchbelay.ops.arithmetic import Swing
 from torchbelay.physics import methods
 from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.spring import Spring

@@ -11,9 +11,8 @@ from helpers.backends_under_test import WHERE, Counter, Tensors, normal, schedul
 from helpers.kernels_under_test import PAIRS, SHAPES, STEPS, close, embedded, kernel, lists, rate, updates
 from helpers.methods_under_test import METHODS
 from helpers.problems import same
-from helpers.seams import Motion, Move, schedule_of
+from helpers.seams import Motion, Move, Swing, schedule_of
 from torchbelay.ops import arithmetic, reference
-from torchbelay.ops.arithmetic import Swing
 from torchbelay.ops.triton.table import BLOCK, fits
 from torchbelay.physics import methods
 from torchbelay.physics.coupling import Coupling
