@@ -156,6 +156,7 @@ def test_triton_is_refused_and_repr_says_where_the_average_is(monkeypatch: pytes
     assert "foreach, kept in host memory" in repr(attached(EMA, device="cpu")[2])
 
 
+@pytest.mark.slow  # a process of its own
 def test_parameters_on_several_devices() -> None:
     """Weights and averages here and there; only copies cross. In a process that is told of another device."""
     script = ROOT / "tests" / "helpers" / "two_devices.py"
