@@ -1,6 +1,7 @@
 """Our AdamW, Adam and SGD against torch's: the same numbers, the same state, one pass where that can be."""
 
 import copy
+import sys
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -13,9 +14,9 @@ from torch.amp import GradScaler
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this platform")
 
 import torchbelay as tb
+from helpers import seams
 from helpers.problems import MLP, advance, different, everything, f32, same
 from torchbelay import optim
-from torchbelay.ops.triton import fused
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
@@ -281,7 +282,7 @@ def test_averages_that_do_not_fit_one_pass_are_not_tried_again_and_again(monkeyp
     swinging = METHODS["velocities"]
     mine, theirs = (Run(ours, "AdamW", swinging, spectators=watching).train(range(2)) for ours in (True, False))
     assert not mine.one_pass
-    monkeypatch.setattr(type(mine.belay._stepper.around), "fused", lambda *_: pytest.fail("tried again"))
+    seams.forbid_one_pass(monkeypatch)
     for run in (mine, theirs):
         run.train([2, 3])
     agree(mine, theirs, tolerance=2e-5)
@@ -373,7 +374,7 @@ def test_a_state_that_is_replaced_is_noticed(hand: Callable[[dict[str, Tensor]],
 
 def test_a_large_model_is_looked_over_in_turn(monkeypatch) -> None:
     """A replaced entry of one among many parameters is noticed within parameters/WINDOW steps."""
-    monkeypatch.setattr(fused, "WINDOW", 1)
+    seams.limit_window(monkeypatch, 1)
     run = Run(True).train(range(3))
     state = run.optimizer.state[run.model.inner.bias]
     reset_entry(state)
@@ -479,7 +480,7 @@ def test_impl_says_what_it_needs(monkeypatch) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"impl='triton' runs on a GPU, and parameter 'gain' is on cpu"):
         tb.Belay(model, optimizer, EMA, impl="triton")
-    monkeypatch.setattr("torchbelay.ops.around.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed
     with pytest.raises(ValueError, match="needs the package triton, which is not installed"):
         tb.Belay(model, optimizer, EMA, impl="triton")
     assert "impl='foreach'" in repr(tb.Belay(model, optimizer, EMA))

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchbelay as tb
+from helpers import seams
+from helpers.operations import Reading
 from helpers.problems import MLP, NORMALISED, Problem, advance, different, everything, f32, no_waiting
-from torchbelay.belay import stepper
 
-WAITS = stepper._waits  # before a fixture says what it answers
 LAGGED = tb.Spring(k=0.2, m1=inf, m2=1.0)
 CONSTANT = {
     "belay": tb.Spring(k=1.0, m1=10.0, m2=20.0),
@@ -204,18 +203,6 @@ def test_of_two_optimizers_under_one_scaler_only_the_spoilt_one_is_skipped(way: 
 # Waiting for the device
 
 
-class Reading(TorchDispatchMode):
-    """Notes every time that a number is read out of a tensor: item, bool, int, float, if."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **kwargs or {})
-
-
 def numbers_read(run: Run) -> int:
     """By two steps of the optimizer, one of them skipped."""
     count = 0
@@ -253,8 +240,8 @@ def test_a_constant_coupling_reads_no_number_from_the_device(
 
 
 def test_only_on_a_device_is_a_number_waited_for() -> None:
-    assert not WAITS(torch.zeros(()))
-    assert WAITS(torch.zeros((), device="meta"))
+    assert not seams.waits_for(torch.zeros(()))
+    assert seams.waits_for(torch.zeros((), device="meta"))
 
 
 def test_while_a_graph_is_captured_nothing_is_asked(
@@ -263,7 +250,7 @@ def test_while_a_graph_is_captured_nothing_is_asked(
     """What the host decided then, every replay would repeat."""
     inner, reads = fused_alone
     run = Run(CONSTANT["belay"], inner, "fused")
-    monkeypatch.setattr(stepper.Stepper, "_is_capturing", lambda stepper: True)
+    seams.set_capturing(monkeypatch)
     assert numbers_read(run) == reads
     assert run.belay.step == 1
 

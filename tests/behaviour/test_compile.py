@@ -74,6 +74,7 @@ CLOSE: dict[str, float] = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @real
+@pytest.mark.slow
 def test_a_model_compiled_to_machine_code_computes_with_the_average_and_is_not_compiled_again() -> None:
     model = Small()
     compiled = torch.compile(model)
@@ -100,6 +101,7 @@ def test_a_model_compiled_to_machine_code_computes_with_the_average_and_is_not_c
 
 
 @real
+@pytest.mark.slow
 def test_an_optimizer_step_compiled_to_machine_code_moves_the_average_and_is_not_compiled_again() -> None:
     models = [Small(), Small()]
     # a learning rate that is a tensor, as torch advises: a number would be compiled in

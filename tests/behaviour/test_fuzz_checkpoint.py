@@ -22,6 +22,8 @@ from torch import nn
 import torchbelay as tb
 from helpers.small import EMA, SWINGING, attached, same, snapshot, train, with_batchnorm
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, Any]
 Path = tuple[str, ...]
 

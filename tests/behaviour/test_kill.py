@@ -1,6 +1,6 @@
 """Killed at any moment and started again, a training ends bit for bit where an undisturbed one does.
 
-5 kills; as many as TORCHBELAY_KILLS says in `make soak`.
+5 kills, or the number in TORCHBELAY_KILLS, which `make soak` sets.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ from helpers.small import same
 KILLS = int(os.environ.get("TORCHBELAY_KILLS", "5"))
 STEPS, FEW = 30 * KILLS, 20
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")]
 
 
 class Result:
@@ -42,7 +42,7 @@ class Result:
 def server() -> Any:
     """Starts processes that have imported everything already, so that a kill hits the training and not an import."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training", "torch._dynamo"])  # the latter at the first optimizer
+    context.set_forkserver_preload([program.__name__, "torch._dynamo"])  # the latter at the first optimizer
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server of Python 3.11 does not take over sys.path
         first = context.Process(target=time.sleep, args=(0,))

@@ -1,6 +1,6 @@
 """A small transformer trains for a long time while all kinds of things go wrong, and every step is checked.
 
-1,000 steps; as many as TORCHBELAY_SOAK_STEPS says in `make soak`. Before each step something random may happen: the
+1,000 steps, or the number in TORCHBELAY_SOAK_STEPS, which `make soak` sets. Before each step something random may happen: the
 scaler finds an infinite gradient, everything is rebuilt from a checkpoint, the average is swapped in (and the block
 left by an exception), a step inside it is tried, a hook raises, a damaged state is loaded, an adapter is added or taken
 away. An independent program follows w1, w2 and the velocities of every parameter in float64 through all of it.
@@ -27,11 +27,13 @@ from helpers.small import same
 from helpers.zoo import Transformer, next_word, sentences
 from torchbelay.ops import reference
 
+pytestmark = pytest.mark.slow
+
 STEPS = int(os.environ.get("TORCHBELAY_SOAK_STEPS", "1000"))
 SPRING = {"k": 1.0, "m1": 10.0, "m2": 20.0, "c1": 18.0, "c2": 36.0}
 BELAY = tb.Spring(**SPRING)
-# one that follows the weights after a step, and one that moves before it; where all are constant nobody asks the device
-# whether a step took place, and where one is not, somebody must
+# One that follows the weights after a step, and one that moves before it. If all are constant, the host never asks the
+# device whether a step was skipped; if one is not constant, the host must ask.
 LAGGED = tb.Spring(k=0.2, m1=inf, m2=1.0)
 SPECTATORS = {
     "constant": {"short": tb.methods.ema(0.95), "lagged": LAGGED},

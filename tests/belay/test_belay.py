@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import torchbelay as tb
-from helpers.small import BELAY, EMA, SWINGING, attached, batch, mlp, same, train, values
+from helpers.operations import foreach_calls
+from helpers.small import BELAY, EMA, SWINGING, Still, attached, batch, mlp, same, train, values
 
 
 def test_inside_averaged_the_model_is_the_average_and_outside_it_is_itself() -> None:
@@ -276,16 +277,24 @@ def test_stats_name_the_learning_rate_of_every_group() -> None:
     assert stats["effective_lr/1"] == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("method", "cohorts"), [(EMA, 1), (tb.methods.swa(), 1), (tb.methods.schedule_free(0.9), 4)])
+@pytest.mark.parametrize(
+    ("method", "separate"), [(EMA, False), (tb.methods.swa(), False), (tb.methods.schedule_free(0.9), True)], ids=str
+)
 def test_groups_are_moved_together_unless_the_method_asks_for_their_learning_rates(
-    method: tb.Method, cohorts: int
+    method: tb.Method, separate: bool
 ) -> None:
     """With a learning rate for each layer there are many groups, and each move has its price."""
+
+    def moves(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        tb.Belay(model, optimizer, method, impl="foreach")
+        return foreach_calls(optimizer.step)
+
     model = mlp()
     groups = [{"params": [p], "lr": 0.1 / (i + 1)} for i, p in enumerate(model.parameters())]
-    belay = tb.Belay(model, torch.optim.SGD(groups), method)
     assert len(groups) == 4
-    assert len(belay._averages["average"].cohorts) == cohorts
+    one = moves(other := mlp(), Still(other.parameters()))
+    assert one > 0
+    assert moves(model, Still(groups)) == (4 * one if separate else one)
 
 
 @pytest.mark.parametrize(("impl", "chosen"), [("auto", "foreach"), ("foreach", "foreach"), ("reference", "reference")])

@@ -1,6 +1,7 @@
 """The average as a file: all of it or nothing, and it says what it is."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch import nn
 
 import torchbelay as tb
 from helpers.small import BELAY, EMA, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
-from torchbelay.belay import export, files
 
 
 def trained(method: Any = EMA, **options: Any) -> tuple[nn.Module, Any, tb.Belay]:
@@ -114,23 +114,26 @@ def test_file_and_folder_are_on_the_disk_before_anybody_is_told(
         sync(handle)
 
     def replaced(source: Any, to: Any) -> None:
+        assert Path(source).parent == Path(to).parent == tmp_path  # a rename crosses no disks
         calls.append("name")
         replace(source, to)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
-    with files.replacing(tmp_path / "note") as temporary:
-        temporary.write_text("x")
-        assert temporary.parent == tmp_path
+    _, _, belay = trained()
+    belay.save_average(tmp_path / "average")
     assert calls == ["file", "name", "folder"]
-    assert (tmp_path / "note").read_text() == "x"
+    assert same(load_file(tmp_path / "average"), dict(sorted(belay.average_state_dict().items())))
 
 
-def test_a_file_that_was_never_written_replaces_nothing(tmp_path: Path) -> None:
-    (tmp_path / "note").write_text("old")
-    with pytest.raises(FileNotFoundError), files.replacing(tmp_path / "note"):
-        pass
-    assert (tmp_path / "note").read_text() == "old"
+def test_a_file_that_was_never_written_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, belay = trained()
+    (tmp_path / "average").write_text("old")
+    monkeypatch.setattr("safetensors.torch.save_file", lambda *_: None)
+    with pytest.raises(FileNotFoundError):
+        belay.save_average(tmp_path / "average")
+    assert (tmp_path / "average").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [tmp_path / "average"]
 
 
 def test_others_may_read_the_file(tmp_path: Path) -> None:
@@ -169,7 +172,7 @@ def test_without_the_package_the_cure_is_named_before_anything_is_done(
 ) -> None:
     model, _, belay = trained()
     before = snapshot(model, belay)
-    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
     with pytest.raises(ImportError, match=r"pip install safetensors.*torch.save\(belay.average_state_dict"):
         belay.save_average(tmp_path / "average")
     assert not list(tmp_path.iterdir())

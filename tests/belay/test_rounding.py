@@ -1,6 +1,7 @@
 """Stochastic rounding of bfloat16 weights: right in the mean, where nearest loses a small pull altogether."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -10,22 +11,13 @@ pytest.importorskip("triton", reason="the kernels need Triton, which has no whee
 
 import torchbelay as tb
 from helpers.problems import same
+from helpers.small import Still
 from torchbelay import optim
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 bf16 = torch.bfloat16
 PULL = tb.Spring(k=1.0, m1=2000.0, m2=500.0)  # a pull of 1/4000, an eighth of bfloat16's spacing or less
 N = 4000
-
-
-class Still(torch.optim.Optimizer):
-    """Steps nowhere, so that only the average moves the weights."""
-
-    def __init__(self, params) -> None:
-        super().__init__(params, {"lr": 1.0})
-
-    def step(self, closure=None) -> None:
-        pass
 
 
 def apart(rounding: str, values: Tensor | None = None) -> tuple[nn.ParameterList, tb.Belay, torch.optim.Optimizer]:
@@ -132,6 +124,10 @@ def test_it_is_refused_for_weights_that_no_kernel_takes() -> None:
         optimizer.step()
 
 
-@pytest.mark.filterwarnings("error")
-def test_there_is_nothing_to_warn_of() -> None:
-    apart("stochastic")
+def test_only_rounding_to_nearest_is_warned_of() -> None:
+    with pytest.warns(tb.BelayWarning, match="16 bits wide"):
+        apart("nearest")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        apart("stochastic")
+    assert [str(each.message) for each in said] == []

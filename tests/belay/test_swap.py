@@ -2,56 +2,63 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
 import torchbelay as tb
+from helpers import seams
+from helpers.operations import Operations
 from helpers.small import EMA, attached, same, snapshot, train, values
-from torchbelay.ops import arithmetic
 
 
 def test_memory_that_runs_out_while_swapping_leaves_everything_as_it_was(monkeypatch) -> None:
     model, optimizer, belay = attached(EMA)
     train(model, optimizer, 3)
     before = snapshot(model, belay)
-    trade, calls = arithmetic._trade, []
+    failures = []
 
-    def exhausted(x: list[torch.Tensor], y: list[torch.Tensor]) -> None:
-        calls.append(len(x))
-        if len(calls) == 3:
+    def exhaust(name: str, done: list[str]) -> None:
+        if name == "clone" and done.count("_foreach_copy_") == 4 and not failures:  # two pieces have been traded
+            failures.append(len(done))
             raise MemoryError("the third piece does not fit")
-        trade(x, y)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(arithmetic, "SCRATCH", 5)
-        patched.setattr(arithmetic, "_trade", exhausted)
-        with pytest.raises(MemoryError), belay.averaged():
-            pytest.fail("the block must not be entered")
-    assert len(calls) == 5  # two pieces went there and back
+    seams.limit_scratch(monkeypatch, 5)
+    with Operations(exhaust) as asked, pytest.raises(MemoryError), belay.averaged():
+        pytest.fail("the block must not be entered")
+    monkeypatch.undo()
+    assert asked.names.count("_foreach_copy_") == 8  # two pieces went there and back
     assert same(snapshot(model, belay), before)
     train(model, optimizer, 1, first=3)  # and no block is left open
 
 
-@pytest.mark.parametrize("at", [1, 2], ids=["entering", "leaving"])
-def test_an_interrupt_in_the_middle_of_a_swap_waits_until_it_is_done(monkeypatch, at: int) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, in a process that was started to ignore it too."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("at", [0, 2], ids=["entering", "leaving"])
+def test_an_interrupt_in_the_middle_of_a_swap_waits_until_it_is_done(at: int) -> None:
     model, optimizer, belay = attached(EMA)
     train(model, optimizer, 3)
     before = snapshot(model, belay)
-    trade, calls, entered = arithmetic._trade, [], []
+    entered = []
 
-    def interrupted(x: list[torch.Tensor], y: list[torch.Tensor]) -> None:
-        calls.append(None)
-        if len(calls) == at:
+    def interrupt(name: str, done: list[str]) -> None:
+        if name == "_foreach_copy_" and done.count(name) == at:  # the first of the two copies that trade places
             os.kill(os.getpid(), signal.SIGINT)
-        trade(x, y)
 
-    monkeypatch.setattr(arithmetic, "_trade", interrupted)
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), belay.averaged():
+    with Operations(interrupt) as asked, pytest.raises(KeyboardInterrupt), belay.averaged():
         entered.append(True)
     assert bool(entered) is (at == 2)
+    assert asked.names.count("_foreach_copy_") == 4  # there and back
     assert signal.getsignal(signal.SIGINT) is handler
     assert same(snapshot(model, belay), before)
 

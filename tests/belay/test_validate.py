@@ -252,7 +252,12 @@ def test_a_stranger_added_to_the_optimizer_is_refused_before_any_weight_moves() 
 
 def test_a_spectator_that_begins_to_pull_is_stopped_before_any_weight_moves() -> None:
     model, optimizer, belay = attached(EMA, spectators={"s": Pulls()})
-    belay._stepper.clock._count = 1000
+    train(model, optimizer, 1)
+    state = copy.deepcopy(belay.state_dict())
+    state["step"] = 1000
+    for average in state["averages"].values():
+        average["ages"] = dict.fromkeys(average["ages"], 1000)
+    belay.load_state_dict(state)
     before = snapshot(model, belay)
     with pytest.raises(ValueError, match="spectator 's' may only watch"):
         train(model, optimizer, 1)

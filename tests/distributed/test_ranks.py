@@ -11,6 +11,8 @@ from filelock import FileLock
 
 from helpers import rank_checks, ranks
 
+pytestmark = pytest.mark.slow  # ten processes
+
 CASES = [(name, world) for world in sorted(ranks.WORLDS) for name in rank_checks.for_ranks(world)]
 
 

@@ -1,81 +1,54 @@
-"""What the tests of the kernels share. They run on a GPU, or in Triton's interpreter where there is none."""
+"""What the tests of the kernels share. They run on a GPU, or in Triton's interpreter if there is none."""
 
-from dataclasses import dataclass, field
+from math import nan, sin
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbelay.ops.backend import Motion, Move, Score, choose
+from helpers.backends_under_test import Tensors, bf16, f16, f32, normal
+from helpers.seams import choose
+from torchbelay.ops.triton.table import BLOCK
 
-WHERE = "cuda" if torch.cuda.is_available() else "cpu"
-f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
-
-
-@dataclass(eq=False)
-class Tensors:
-    """Lists that move together, as a cohort is."""
-
-    w1: list[Tensor]
-    w2: list[Tensor]
-    v1: list[Tensor] = field(default_factory=list)
-    v2: list[Tensor] = field(default_factory=list)
-    born: int = 0
-
-    def copy(self, dtype: torch.dtype | None = None) -> "Tensors":
-        lists = ([t.clone() if dtype is None else t.to(dtype) for t in ts] for ts in self.lists())
-        return Tensors(*lists, born=self.born)
-
-    def lists(self) -> tuple[list[Tensor], ...]:
-        return self.w1, self.w2, self.v1, self.v2
-
-    def all(self) -> list[Tensor]:
-        return [t for ts in self.lists() for t in ts]
-
-
-class Counter:
-    """Steps taken, on the device."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = torch.tensor(count, device=WHERE)
-
-    def on(self, device: torch.device) -> Tensor:
-        return self.count
-
-
-def normal(shape: tuple[int, ...], dtype: torch.dtype = f32, *, seed: int = 0) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return drawn.to(WHERE, dtype)
-
-
-def take(
-    around: Any,
-    moves: list[Move],
-    updates: list[Tensor] | None = None,
-    keep: Tensor | None = None,
-    count: Counter | None = None,
-) -> None:
-    """One step by somebody else, with all that is done around it; `updates` are for the first move's weights."""
-    ready = around.prepare(moves, count or Counter())
-    ready.before(keep)
-    if keep is None or keep:
-        for t, by in zip(moves[0].lists.w1, updates or [], strict=bool(updates)):
-            t += by
-    ready.after(keep)
-    if count is not None:
-        count.count += 1 if keep is None else int(keep)
+STEPS = 9
+SHAPES = [(3, 5), (), (0, 2), (1,), (BLOCK + 3,)]
+PAIRS = [(f32, f32), (bf16, f32), (f16, f32), (bf16, bf16), (f16, f16), (f32, bf16), (f32, f16), (bf16, f16)]
 
 
 def kernel() -> Any:
-    """A fresh way through the kernels."""
+    """A new backend of kernels."""
     return choose("triton")
 
 
-def still(lists: Tensors, motion: Motion) -> Move:
-    """A move whose numbers the host knows."""
-    return Move(lists, motion)
+def rate(step: int) -> float:
+    """A learning rate that rises and falls."""
+    return 0.1 * (1.5 + sin(step))
 
 
-def scored(lists: Tensors, *motions: Motion, **law: Any) -> Move:
-    """A move whose numbers only the device knows."""
-    return Move(lists, None, Score(motions, **law))
+def lists(shapes=SHAPES, dtypes=(f32, f32), *, born: int = 0) -> Tensors:
+    w1 = [normal(shape, dtypes[0], seed=i) for i, shape in enumerate(shapes)]
+    w2 = [normal(shape, dtypes[1], seed=100 + i) for i, shape in enumerate(shapes)]
+    return Tensors(w1, w2, born=born)
+
+
+def updates(step: int, shapes=SHAPES, dtype: torch.dtype = f32) -> list[Tensor]:
+    return [normal(shape, dtype, seed=1000 * step + i) for i, shape in enumerate(shapes)]
+
+
+def close(found: list[Tensor], expected: list[Tensor], *, factor: float = 1.0) -> None:
+    """Equal but for float32's rounding, `factor` times that of a few operations on numbers of order 10."""
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x.double(), y.double(), rtol=2e-6 * factor, atol=2e-6 * factor)
+
+
+def embedded(t: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """The same values inside a larger buffer of nan, and that buffer."""
+    buffer = torch.full((t.numel() + 64,), nan, device=t.device, dtype=t.dtype)
+    inner = buffer[32 : 32 + t.numel()] if layout != "misaligned" else buffer[33 : 33 + t.numel()]
+    view = (
+        inner.view(t.shape[::-1]).permute(tuple(range(t.dim()))[::-1])
+        if layout == "transposed"
+        else inner.view(t.shape)
+    )
+    view.copy_(t)
+    return view, buffer

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -30,8 +29,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import torchbelay as tb
+from helpers import seams
 from torchbelay import testing
-from torchbelay.belay import modules, stepper, swap
 
 TOLERANCE = 1e-13  # some ulps of numbers around 1, in float64
 ROWS = 12  # of a batch: a multiple of every number of ranks
@@ -139,7 +138,7 @@ class Run:
         return self
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: whole(p) for name, p in modules.named_parameters(self.model).items()}
+        return {name: whole(p) for name, p in seams.named_parameters(self.model).items()}
 
     def average(self, name: str = "average") -> dict[str, Tensor]:
         return {key: whole(value) for key, value in self.belay.average_state_dict(name).items()}
@@ -235,7 +234,7 @@ def the_coupling_of_shards_is_bit_for_bit_that_of_ordinary_tensors(folder: Path)
         run.optimizer.register_step_post_hook(look)
 
     run = fsdp(each_its_own, spectators=SPECTATORS, before=watch).train(range(6))
-    names = list(modules.named_parameters(run.model))
+    names = list(seams.named_parameters(run.model))
     plain = nn.ParameterList([nn.Parameter(t.clone()) for t in seen[0]])
     by_hand = tb.Belay(plain, None, lambda name, p: OF[names[int(name)]], spectators=SPECTATORS)
     for before, after in zip(seen[::2], seen[1::2], strict=True):
@@ -356,13 +355,10 @@ def an_export_between_forward_and_backward_disturbs_nothing(folder: Path) -> Non
 def without_resharding_the_average_would_be_trained(folder: Path) -> None:
     """What the check above would see: the root still holds what it gathered of the average."""
     run, one = fsdp(EMA).train(range(3)), Run(EMA).train(range(3))
-    resharding = swap.reshard
-    swap.reshard = lambda model: None
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        seams.drop_resharding(patch)
         with torch.no_grad(), run.belay.averaged():
             run.model(batch(99))
-    finally:
-        swap.reshard = resharding
     run.train([3])
     one.train([3])
     with refused(AssertionError):
@@ -515,7 +511,8 @@ def a_step_that_a_scaler_skips_is_skipped_by_all(folder: Path) -> None:
             if step == 2:
                 before = everything(run)
                 run.model.second.weight.grad.fill_(float("inf"))
-            with mock.patch.object(stepper, "_waits", lambda number, waits=waits: waits):
+            with pytest.MonkeyPatch.context() as patch:
+                seams.set_waiting(patch, waits)
                 scaler.step(run.optimizer)
             scaler.update()
             if step == 2:

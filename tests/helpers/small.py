@@ -43,6 +43,16 @@ def attached(method: Any, *, model: nn.Module | None = None, **options: Any) -> 
     return model, optimizer, tb.Belay(model, optimizer, method, **options)
 
 
+class Still(torch.optim.Optimizer):
+    """An optimizer whose step does nothing, so that only the averages move."""
+
+    def __init__(self, params: Any, lr: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        pass
+
+
 def values(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 

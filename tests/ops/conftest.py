@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers import problems
+from helpers.list_operations import DTYPES, PAIRS, State, joined, make_state
 from torchbelay.ops import reference
 from torchbelay.physics.spring import Spring
 
@@ -56,6 +57,12 @@ def same_bits() -> Callable[[Iterable[Tensor], Iterable[Tensor]], bool]:
         return all(problems.same(x, y) for x, y in zip(xs, ys, strict=True))
 
     return same
+
+
+@pytest.fixture
+def mixed_state(draw, device) -> State:
+    """Every dtype, and every pair of dtypes, in one list."""
+    return joined(*(make_state(draw, pair) for pair in [*((d, d) for d in DTYPES), *PAIRS]))
 
 
 SPRINGS = {

@@ -1,174 +1,42 @@
 """The operations in place on lists, each against the oracle, in every dtype, layout and size that they claim."""
 
-from collections.abc import Callable
-from math import inf, nan, prod
-from typing import Any, NamedTuple
+from math import inf, nan
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers import seams
+from helpers.list_operations import (
+    LAYOUTS,
+    NAMES,
+    OPERATIONS,
+    SHAPES,
+    SWING2,
+    Operation,
+    assert_equals_the_oracle,
+    bf16,
+    c64,
+    copied,
+    couple,
+    embed,
+    every_dtype,
+    every_operation,
+    every_pair,
+    f16,
+    f32,
+    f64,
+    groups,
+    joined,
+    lerp,
+    make_state,
+    operations,
+    pull_together,
+    widest,
+)
 from helpers.problems import no_waiting
-from torchbelay.ops import arithmetic, reference
-from torchbelay.ops.arithmetic import Swing
-
-f64, f32, bf16, f16, c64 = torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64
-DTYPES = [f64, f32, bf16, f16, c64]
-PAIRS = [(bf16, f32), (f16, f32), (f32, bf16), (f32, f16), (bf16, f16), (bf16, bf16), (f16, f16), (f32, f64)]
-SHAPES = [(), (0,), (1,), (7,), (3, 5, 2), (0, 4), (2, 3, 4, 5)]
-LAYOUTS = ["contiguous", "transposed", "channels_last", "strided"]
-
-State = dict[str, list[Tensor]]
-NAMES = ("w1", "w2", "before", "v1", "v2")
-
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU can be waited for")
-
-
-# The operations under test, and what the oracle says of each
-
-
-class Operation(NamedTuple):
-    """`apply` moves a state in place, `expect` says what one group of tensors becomes (itself if it must not move)."""
-
-    apply: Callable[[State, Tensor | None], None]
-    expect: Callable[..., tuple[Any, ...]]
-
-
-def lerp(weight: float) -> Operation:
-    def expect(w1, w2, before, v1, v2):
-        return w1, reference.couple(w1, w2, 0, a=0, b=weight, p=0, q=0)[1], before, v1, v2
-
-    return Operation(lambda s, keep: arithmetic.lerp_(s["w2"], s["w1"], weight, keep), expect)
-
-
-def pull_together(pull: float, follow: float) -> Operation:
-    def expect(w1, w2, before, v1, v2):
-        new1, new2 = reference.couple(w1, w2, 0, a=pull, b=follow, p=0, q=0)
-        return (new1 if pull else w1), (new2 if follow else w2), before, v1, v2
-
-    return Operation(lambda s, keep: arithmetic.pull_together_(s["w1"], s["w2"], pull, follow, keep), expect)
-
-
-def couple(numbers: tuple[float, ...], swing1: tuple[float, ...] = (), swing2: tuple[float, ...] = ()) -> Operation:
-    a, b, p, q = numbers
-
-    def apply(s, keep):
-        swings = {
-            name: Swing(s[v], swing) if swing else None
-            for name, v, swing in (("swing1", "v1", swing1), ("swing2", "v2", swing2))
-        }
-        arithmetic.couple_(s["w1"], s["w2"], s["before"], numbers, keep, **swings)
-
-    def expect(w1, w2, before, v1, v2):
-        u = w1 - before
-        new1, new2 = reference.couple(before, w2, u, a=a, b=b, p=p, q=q)
-        new_v1, new_v2 = v1, v2
-        if swing1:
-            carry, keep, pull, push = swing1
-            new1, new_v1 = new1 + carry * v1, keep * v1 + pull * (w2 - before) + push * u
-        if swing2:
-            carry, keep, pull, push = swing2
-            new2, new_v2 = new2 + carry * v2, keep * v2 + pull * (before - w2) + push * u
-        return new1, new2, before, new_v1, new_v2
-
-    return Operation(apply, expect)
-
-
-SWING1, SWING2 = (0.7, 0.4, -0.3, 1.9), (-0.6, 1.2, 0.35, 0.25)
-FREE = (0.3, -0.2, 1.4, 0.6)  # numbers that no shorter way gives
-OPERATIONS = {
-    "lerp, first half": lerp(0.3),
-    "lerp, second half": lerp(0.7),
-    "lerp, all the way": lerp(1.0),
-    "lerp, beyond the end": lerp(1.3),
-    "lerp, away from it": lerp(-0.3),
-    "pull together": pull_together(0.3, 0.1),
-    "pull together, past each other": pull_together(0.8, 0.9),
-    "pull together, w1 alone": pull_together(0.3, 0.0),
-    "pull together, w2 alone": pull_together(0.0, 0.3),
-    "meet": pull_together(0.25, 0.75),
-    "couple, Algorithm 1": couple((0.05, 0.025, 0.95, 0.0)),
-    "couple, four numbers": couple(FREE),
-    "couple, w1 swings": couple(FREE, swing1=SWING1),
-    "couple, w2 swings": couple(FREE, swing2=SWING2),
-    "couple, both swing": couple(FREE, SWING1, SWING2),
-}
-
-
-def operations(*names: str):
-    return pytest.mark.parametrize("operation", [OPERATIONS[name] for name in names], ids=names)
-
-
-every_operation = operations(*OPERATIONS)
-
-
-# States to apply them to
-
-
-def embed(t: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Return the same values, in this layout, inside a larger buffer of nan; and that buffer."""
-    fastest_first = list(reversed(range(t.dim())))
-    if layout == "transposed" or (layout == "channels_last" and t.dim() != 4):
-        fastest_first.reverse()
-    elif layout == "channels_last":
-        fastest_first = [1, 3, 2, 0]
-    gap = 2 if layout == "strided" else 1
-    strides, size = [0] * t.dim(), gap
-    for d in fastest_first:
-        strides[d] = size
-        size *= max(1, t.shape[d]) * gap
-    margin = 3
-    buffer = torch.full((size + 2 * margin,), nan, dtype=t.dtype, device=t.device)
-    inside = buffer.as_strided(t.shape, strides, margin)
-    inside.copy_(t)
-    return inside, buffer
-
-
-def make_state(draw, dtypes: tuple[torch.dtype, torch.dtype], shapes=SHAPES) -> State:
-    """Draw a state; weights have the first dtype, average and velocities the second."""
-    of = {"w1": dtypes[0], "before": dtypes[0]}
-    return {name: [draw.normal(shape, of.get(name, dtypes[1])) for shape in shapes] for name in NAMES}
-
-
-def joined(*states: State) -> State:
-    return {name: [t for state in states for t in state[name]] for name in NAMES}
-
-
-def copied(state: State, dtype: torch.dtype | None = None) -> State:
-    return {name: [t.to(dtype or t.dtype, copy=True) for t in state[name]] for name in NAMES}
-
-
-def groups(state: State):
-    """The aligned tensors, group by group."""
-    return zip(*(state[name] for name in NAMES), strict=True)
-
-
-def widest(dtype: torch.dtype) -> torch.dtype:
-    return torch.complex128 if dtype.is_complex else f64
-
-
-def assert_equals_the_oracle(operation: Operation, old: State, new: State, same_bits) -> None:
-    """Compare with the oracle in double precision; what must not move has every bit as it was."""
-    for before, after in zip(groups(old), groups(new), strict=True):
-        doubled = [t.to(widest(t.dtype)) for t in before]
-        for x, y, is_, was in zip(operation.expect(*doubled), doubled, after, before, strict=True):
-            if x is y:
-                assert same_bits([is_], [was])
-            else:
-                # a dozen roundings of numbers of up to about ten
-                torch.testing.assert_close(is_, x.to(is_.dtype), rtol=0, atol=64 * torch.finfo(is_.dtype).eps)
-
-
-@pytest.fixture
-def mixed_state(draw, device) -> State:
-    """Every dtype, and every pair of dtypes, in one list."""
-    return joined(*(make_state(draw, pair) for pair in [*((d, d) for d in DTYPES), *PAIRS]))
-
+from torchbelay.ops import arithmetic
 
 # Values
 
@@ -274,7 +142,7 @@ def test_what_is_only_read_may_be_expanded(draw, same_bits, operation):
 
 @every_operation
 def test_parameters_are_moved_without_a_gradient(draw, same_bits, monkeypatch, operation):
-    monkeypatch.setattr(arithmetic, "SCRATCH", 7)
+    seams.limit_scratch(monkeypatch, 7)
     plain = make_state(draw, (bf16, f32))
     trained = copied(plain)
     trained["w1"] = [torch.nn.Parameter(t) for t in trained["w1"]]
@@ -286,89 +154,7 @@ def test_parameters_are_moved_without_a_gradient(draw, same_bits, monkeypatch, o
     assert all(t.is_leaf and t.grad is None for t in trained["w1"])
 
 
-# Scratch
-
-
-def long_shapes(scratch: int) -> list[tuple[int, ...]]:
-    """Some that fit, and some that are longer than the buffer whichever way they lie."""
-    return [(1, 2 * scratch + 5), (2 * scratch + 5, 1), (3, 5, 2), (), (0, 4), (7,)]
-
-
-scratch_sizes = pytest.mark.parametrize("scratch", [1, 7, 64])
-
-
-@every_operation
-@pytest.mark.parametrize("keep", [None, 1.0])
-@scratch_sizes
-def test_a_smaller_scratch_buffer_gives_the_same(draw, same_bits, monkeypatch, operation, keep, scratch):
-    whole = joined(*(make_state(draw, pair, long_shapes(scratch)) for pair in [(bf16, f32), (f64, f64)]))
-    cut = copied(whole)
-    keep = keep if keep is None else torch.tensor(keep)
-    operation.apply(whole, keep)
-    monkeypatch.setattr(arithmetic, "SCRATCH", scratch)
-    operation.apply(cut, keep)
-    for name in NAMES:
-        assert same_bits(whole[name], cut[name])
-
-
-class Allocations(TorchDispatchMode):
-    """Records how many elements each operation newly allocates; views of what it was given do not count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        def tensors(tree):
-            return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-        out = func(*args, **(kwargs or {}))
-        given_ = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
-        self.sizes.append(sum(t.numel() for t in tensors(out) if t.untyped_storage()._cdata not in given_))
-        return out
-
-
-@every_operation
-@pytest.mark.parametrize("keep", [None, 1.0])
-@scratch_sizes
-def test_no_scratch_buffer_exceeds_the_bound(draw, monkeypatch, operation, keep, scratch):
-    state = make_state(draw, (bf16, f32), long_shapes(scratch))
-    monkeypatch.setattr(arithmetic, "SCRATCH", scratch)
-    with Allocations() as allocations:
-        operation.apply(state, keep if keep is None else torch.tensor(keep, device=draw.device))
-    assert max(allocations.sizes) <= scratch
-    assert max(allocations.sizes) > scratch / 2  # and it is used
-
-
-def test_exchange_stays_within_the_bound_too(draw, monkeypatch):
-    x, y = ([draw.normal(shape) for shape in long_shapes(64)] for _ in range(2))
-    monkeypatch.setattr(arithmetic, "SCRATCH", 64)
-    with Allocations() as allocations:
-        arithmetic.exchange_(x, y)
-    assert 32 < max(allocations.sizes) <= 64
-
-
-@given(
-    shapes=st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple) | st.just((1, 300)) | st.just((300, 1))),
-    scratch=st.integers(1, 100),
-)
-def test_pieces_hold_each_element_once_in_order_and_fit(shapes, scratch):
-    numbered = [torch.arange(prod(shape), dtype=f32).reshape(shape) for shape in shapes]
-    labelled = [torch.full(shape, float(i)) for i, shape in enumerate(shapes)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arithmetic, "SCRATCH", scratch)
-        pieces = list(arithmetic._pieces(numbered, labelled))
-    assert all(sum(part.numel() for part in some) <= scratch for some, _ in pieces)
-    found = [[] for _ in shapes]
-    for some, labels in pieces:
-        for part, label in zip(some, labels, strict=True):
-            assert part.shape == label.shape
-            for x, i in zip(part.flatten().tolist(), label.flatten().tolist(), strict=True):
-                found[int(i)].append(int(x))
-    assert [sorted(xs) for xs in found] == [list(range(prod(shape))) for shape in shapes]
-
-
-# Not a number
+# Numbers that are not finite
 
 
 @every_operation
@@ -404,7 +190,7 @@ def test_an_average_that_only_watches_never_spoils_the_weights(draw, same_bits, 
     assert same_bits(state["w1"], weights)
 
 
-# Steps that did not take place
+# Steps that are skipped
 
 
 KEEP_DTYPES = [f32, f64, f16, torch.bool, torch.int64]
@@ -450,6 +236,22 @@ def test_with_keep_too_nothing_around_is_touched(draw, same_bits, operation, kee
             assert same_bits([buffer], [torch.full_like(buffer, nan)])
 
 
+# Meeting
+
+
+@pytest.mark.parametrize("keep", [None, 1.0])
+@pytest.mark.parametrize("pull", [0.25, 0.5, 0.1, 0.999, 1 / 3])
+def test_where_pull_and_follow_are_the_whole_way_no_bit_is_left_between(mixed_state, same_bits, pull, keep, device):
+    w1, w2 = mixed_state["w1"], mixed_state["w2"]
+    expected = []
+    for x, y in zip(w1, w2, strict=True):
+        wide = torch.promote_types(f32, torch.promote_types(x.dtype, y.dtype))
+        expected.append(torch.lerp(y.to(wide), x.to(wide), 1 - pull).to(y.dtype))
+    arithmetic.pull_together_(w1, w2, pull, 1 - pull, keep if keep is None else torch.tensor(keep, device=device))
+    assert same_bits(w2, expected)
+    assert same_bits(w1, [y.to(x.dtype) for x, y in zip(w1, w2, strict=True)])
+
+
 # Velocities
 
 
@@ -471,125 +273,10 @@ def test_fifty_steps_of_a_spring_are_algorithm_1(draw, spring, algorithm1):
             torch.testing.assert_close(is_, expected, rtol=1e-12, atol=1e-12)
 
 
-# Meeting, exchanging, copying
-
-
-@pytest.mark.parametrize("keep", [None, 1.0])
-@pytest.mark.parametrize("pull", [0.25, 0.5, 0.1, 0.999, 1 / 3])
-def test_where_pull_and_follow_are_the_whole_way_no_bit_is_left_between(mixed_state, same_bits, pull, keep, device):
-    w1, w2 = mixed_state["w1"], mixed_state["w2"]
-    expected = []
-    for x, y in zip(w1, w2, strict=True):
-        wide = torch.promote_types(f32, torch.promote_types(x.dtype, y.dtype))
-        expected.append(torch.lerp(y.to(wide), x.to(wide), 1 - pull).to(y.dtype))
-    arithmetic.pull_together_(w1, w2, pull, 1 - pull, keep if keep is None else torch.tensor(keep, device=device))
-    assert same_bits(w2, expected)
-    assert same_bits(w1, [y.to(x.dtype) for x, y in zip(w1, w2, strict=True)])
-
-
-@every_dtype
-@pytest.mark.parametrize("layouts", [("contiguous", "contiguous"), ("strided", "transposed"), ("channels_last",) * 2])
-@pytest.mark.parametrize("scratch", [1 << 24, 7])
-def test_exchange_swaps_every_bit_and_twice_is_nothing(draw, same_bits, monkeypatch, dtype, layouts, scratch):
-    monkeypatch.setattr(arithmetic, "SCRATCH", scratch)
-    old_x, old_y = ([draw.bits(shape, dtype) for shape in SHAPES] for _ in range(2))
-    (x, around_x), (y, around_y) = (
-        zip(*(embed(t, layout) for t in old), strict=True)
-        for old, layout in zip((old_x, old_y), layouts, strict=True)
-    )  # fmt: skip
-    for expected_x, expected_y in [(old_y, old_x), (old_x, old_y)]:
-        arithmetic.exchange_(x, y)
-        assert same_bits(x, expected_x)
-        assert same_bits(y, expected_y)
-    for inside, buffer in zip(x + y, around_x + around_y, strict=True):
-        inside.fill_(nan)
-        assert same_bits([buffer], [torch.full_like(buffer, nan)])
-
-
-def test_exchange_takes_lists_of_mixed_dtypes(draw, same_bits):
-    x, y = ([draw.bits((5,), dtype) for dtype in DTYPES] for _ in range(2))
-    old_x, old_y = ([t.clone() for t in ts] for ts in (x, y))
-    arithmetic.exchange_(x, y)
-    assert same_bits(x, old_y)
-    assert same_bits(y, old_x)
-
-
-@pytest.mark.parametrize("dtypes", [*PAIRS, (f32, f32)], ids=str)
-def test_copy_rounds_to_the_dtype_that_is_there(draw, same_bits, dtypes):
-    to, source = ([draw.normal(shape, dtype) for shape in SHAPES] for dtype in dtypes)
-    expected = [t.to(dtypes[0]) for t in source]
-    old = [t.clone() for t in source]
-    arithmetic.copy_(to, source)
-    assert same_bits(to, expected)
-    assert same_bits(source, old)
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.bool], ids=str)
-@pytest.mark.parametrize("keep", [None, 0.0, 1.0])
-def test_overwrite_takes_any_dtype_and_only_steps_that_took_place(draw, same_bits, dtype, keep, device):
-    for shape in SHAPES:
-        to, source = (100 * draw.normal(shape)).to(dtype), (100 * draw.normal(shape)).to(dtype)
-        expected = to.clone() if keep == 0 else source.clone()
-        arithmetic.overwrite_(to, source, keep if keep is None else torch.tensor(keep, device=device))
-        assert same_bits([to], [expected])
-
-
-def test_exchange_and_copy_take_empty_lists():
-    x, y = [], []
-    arithmetic.exchange_(x, y)
-    arithmetic.copy_(x, y)
-    assert x == y == []
-
-
-@pytest.mark.parametrize("function", [arithmetic.exchange_, lambda x, y: arithmetic.lerp_(x, y, 0.5)])
-def test_lists_of_unequal_length_are_refused(draw, function):
-    with pytest.raises(ValueError, match="zip"):
-        function([draw.normal((2,))], [draw.normal((2,)), draw.normal((2,))])
-
-
-# Sizes
-
-
-def doubled(tensors: list[Tensor]) -> Tensor:
-    """All of them in one vector in double precision."""
-    return torch.cat([t.to(widest(t.dtype)).flatten() for t in tensors])
-
-
-@every_dtype
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
-@pytest.mark.parametrize("scratch", [1 << 24, 7])
-def test_norm_and_distance_are_those_of_one_long_vector(draw, monkeypatch, dtype, size, scratch):
-    x, y = ([size * draw.normal(shape, dtype) for shape in SHAPES] for _ in range(2))
-    long_x, long_y = doubled(x), doubled(y)
-    monkeypatch.setattr(arithmetic, "SCRATCH", scratch)
-    norm, distance = arithmetic.norm(x), arithmetic.distance(x, y)
-    assert norm.dtype == distance.dtype == f64
-    assert norm.shape == distance.shape == ()
-    # sums of about 150 squares in float64; the differences themselves are rounded to float32 where the dtype is not f64
-    torch.testing.assert_close(norm, long_x.norm(), rtol=1e-14, atol=0)
-    torch.testing.assert_close(distance, (long_x - long_y).norm(), rtol=1e-14 if dtype == f64 else 1e-7, atol=0)
-
-
-def test_distance_between_dtypes_is_that_of_their_values(draw):
-    x, y = ([draw.normal(shape, pair[i]) for pair in PAIRS for shape in SHAPES] for i in range(2))
-    torch.testing.assert_close(arithmetic.distance(x, y), (doubled(x) - doubled(y)).norm(), rtol=1e-7, atol=0)
-
-
-@every_dtype
-def test_norm_does_not_overflow_where_its_square_would(device, dtype):
-    large = 2.0**15 if dtype == f16 else 2.0**100
-    x = [torch.full((64, 64), large, dtype=dtype, device=device)]
-    assert arithmetic.norm(x).item() == 64 * large
-    assert arithmetic.distance(x, [-t for t in x]).item() == 128 * large
-
-
-def test_nothing_has_no_size():
-    assert arithmetic.norm([]).item() == arithmetic.distance([], []).item() == 0
-
-
 # On a GPU
 
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU can be waited for")
 on_cuda = pytest.mark.parametrize("device", ["cuda"], indirect=True)
 
 
@@ -605,19 +292,6 @@ def test_nothing_waits_for_the_device(draw, operation):
                 operation.apply(state, keep)
             moved = any(not torch.equal(x, y) for name in NAMES for x, y in zip(state[name], old[name], strict=True))
             assert moved == (keep is None or bool(keep))
-
-
-@needs_cuda
-@on_cuda
-def test_nobody_waits_for_sizes_copies_and_exchanges(draw):
-    x, y = [draw.normal((3, 5), f32)], [draw.normal((3, 5), f32)]
-    expected = [x[0].clone(), (x[0] - y[0]).norm().double(), y[0].norm().double()]
-    with no_waiting():
-        distance = arithmetic.distance(x, y)
-        arithmetic.exchange_(x, y)
-        norm = arithmetic.norm(x)
-        arithmetic.copy_(x, y)
-    torch.testing.assert_close([x[0], distance, norm], expected)  # that it works at all: float32's own tolerance
 
 
 OVERWRITE = Operation(

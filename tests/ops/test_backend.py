@@ -1,7 +1,9 @@
-"""Both implementations around a step that is taken by somebody else, against a plain loop of the oracle."""
+"""Both backends of lists, around a step that an optimizer takes, against a plain loop of the oracle."""
 
 import math
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -9,17 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers import backends_under_test as under_test
+from helpers.backends_under_test import Counter, Tensors, still
 from helpers.methods_under_test import METHODS
+from helpers.operations import Copies
+from helpers.seams import Motion, Swing, choose
 from torchbelay.ops import reference
-from torchbelay.ops.arithmetic import Swing
-from torchbelay.ops.backend import IMPLEMENTATIONS, Around, Motion, choose
 from torchbelay.physics import methods
 from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.spring import Spring
 
 STEPS = 20
 SHAPES = [(3, 4), (), (0, 2), (5,)]
-FOREACH, REFERENCE = IMPLEMENTATIONS["foreach"], IMPLEMENTATIONS["reference"]
+BACKENDS = {name: choose(name) for name in ("foreach", "reference")}
+FOREACH, REFERENCE = BACKENDS.values()
 
 # Which of them cannot do without a copy of w1: no r has p = 1 − a(1 + r) and q = b − (1 − b)·r. (Nesterov has one.)
 NEEDS_COPY = {
@@ -27,12 +32,12 @@ NEEDS_COPY = {
     "centred", "centred, negative", "centred, lagged",
 }  # fmt: skip
 
-each_way = pytest.mark.parametrize("around", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+each_way = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def couplings(name: str) -> list[Coupling]:
-    """Return what a method says of each step under a learning rate that rises and falls."""
+    """Return the coupling of each step under a learning rate that rises and falls."""
     method = METHODS[name]()
     return [method.coupling(step, 0.1 * (1.5 + math.sin(step))) for step in range(1, STEPS + 1)]
 
@@ -46,14 +51,24 @@ def swinging(spring: Spring, v1: list[Tensor], v2: list[Tensor]) -> Motion:
     return Motion(spring.coupling(), *swings)
 
 
-def take(around: Around, w1: list[Tensor], w2: list[Tensor], u: list[Tensor], motion: Motion, keep=None) -> None:
-    """Do one step as an optimizer's hooks would: a copy only where it is asked for, the step itself if it is kept."""
-    copy = [t.clone() for t in w1] if around.needs_copy(motion) else None
-    around.before(w1, w2, motion, keep)
-    if keep is None or keep:
-        for t, by in zip(w1, u, strict=True):
-            t += by
-    around.after(w1, w2, copy, motion, keep)
+def take(backend: Any, w1: list[Tensor], w2: list[Tensor], u: list[Tensor], motion: Motion, keep=None) -> None:
+    """Take one step as an optimizer does, with the backend around it."""
+    under_test.take(backend, [still(Tensors(w1, w2), motion)], u, keep)
+
+
+def prepared(backend: Any, w1: list[Tensor], w2: list[Tensor], motion: Motion) -> tuple[Any, list[Tensor]]:
+    """A step that is prepared, and the copies of w1 that were made for it."""
+    with Copies() as copies:
+        step = backend.prepare([still(Tensors(w1, w2), motion)], Counter())
+    return step, copies.made
+
+
+def needs_copy(backend: Any, motion: Motion) -> bool:
+    """Whether the backend copies w1 before a step of this motion."""
+    w1, w2 = ([torch.zeros(3)] for _ in range(2))
+    _, copies = prepared(backend, w1, w2, motion)
+    assert len(copies) <= 1
+    return bool(copies)
 
 
 def cloned(tensors: list[Tensor]) -> list[Tensor]:
@@ -86,10 +101,10 @@ def test_every_method_is_tested():
 
 @each_way
 @every_method
-def test_a_run_equals_the_loop_of_the_reference(around, name, w1, w2, updates):
+def test_a_run_equals_the_loop_of_the_reference(backend, name, w1, w2, updates):
     x1, x2 = cloned(w1), cloned(w2)
     for c, u in zip(couplings(name), updates, strict=True):
-        take(around, w1, w2, u, Motion(c))
+        take(backend, w1, w2, u, Motion(c))
         for i, by in enumerate(u):
             x1[i], x2[i] = reference.couple(x1[i], x2[i], by, a=c.a, b=c.b, p=c.p, q=c.q)
     assert_close(w1, x1)
@@ -107,11 +122,11 @@ def v2(draw, w2) -> list[Tensor]:
 
 
 @each_way
-def test_a_run_with_velocities_equals_the_loop_of_the_reference(around, spring, algorithm1, w1, w2, v1, v2, updates):
+def test_a_run_with_velocities_equals_the_loop_of_the_reference(backend, spring, algorithm1, w1, w2, v1, v2, updates):
     motion = swinging(spring, v1, v2)
     oracle = list(zip(cloned(w1), cloned(w2), cloned(v1), cloned(v2), strict=True))
     for u in updates:
-        take(around, w1, w2, u, motion)
+        take(backend, w1, w2, u, motion)
         oracle = [algorithm1(*group, by) for group, by in zip(oracle, u, strict=True)]
     x1, x2, y1, y2 = (list(ts) for ts in zip(*oracle, strict=True))
     assert_close(w1, x1)
@@ -127,7 +142,7 @@ coefficient = st.floats(-2, 2)
 
 @st.composite
 def split_couplings(draw) -> Coupling:
-    """Couplings that some work before and some after the step make up, from that work."""
+    """Couplings that some work before and some after the step make up."""
     before, pull, follow = (draw(coefficient) for _ in range(3))
     return Coupling(pull * (1 - before), 1 - (1 - follow) * (1 - before), 1 - pull, follow)
 
@@ -141,9 +156,9 @@ def test_any_coupling_and_shape_equals_the_reference_both_ways(drawing, coupling
     random = drawing(seed)
     w1, w2, u = (random.normal(shape) for _ in range(3))
     expected = reference.couple(w1, w2, u, a=coupling.a, b=coupling.b, p=coupling.p, q=coupling.q)
-    for around in IMPLEMENTATIONS.values():
+    for backend in BACKENDS.values():
         x1, x2 = [w1.clone()], [w2.clone()]
-        take(around, x1, x2, [u], Motion(coupling))
+        take(backend, x1, x2, [u], Motion(coupling))
         # the split is good to 1e-14 of its numbers, which are up to 9, times what they are applied to, up to 10
         torch.testing.assert_close((x1[0], x2[0]), expected, rtol=0, atol=1e-12)
 
@@ -153,7 +168,7 @@ def test_any_coupling_and_shape_equals_the_reference_both_ways(drawing, coupling
 
 @every_method
 def test_foreach_asks_for_a_copy_where_the_theory_does(name):
-    asked = [FOREACH.needs_copy(motion) for motion in motions(couplings(name))]
+    asked = [needs_copy(FOREACH, motion) for motion in motions(couplings(name))]
     assert asked == [c.needs_copy for c in couplings(name)]
     # nesterov, whose a goes with the ratio of two learning rates, keeps a copy only where they jump
     jumps = [c.a < -2 * 0.9 for c in couplings(name)] if name == "nesterov" else [False] * len(asked)
@@ -163,46 +178,49 @@ def test_foreach_asks_for_a_copy_where_the_theory_does(name):
 def test_velocities_need_a_copy_both_ways(spring):
     motion = swinging(spring, [], [])
     assert motion.swings
-    assert FOREACH.needs_copy(motion)
-    assert REFERENCE.needs_copy(motion)
+    assert needs_copy(FOREACH, motion)
+    assert needs_copy(REFERENCE, motion)
 
 
 @every_method
 def test_the_reference_always_asks_for_a_copy(name):
-    assert all(REFERENCE.needs_copy(motion) for motion in motions(couplings(name)))
+    assert all(needs_copy(REFERENCE, motion) for motion in motions(couplings(name)))
 
 
 @each_way
 @every_method
 @pytest.mark.parametrize("keep", [None, 0.0, 1.0])
-def test_before_never_touches_the_weights(around, name, w1, w2, keep, device, same_bits):
+def test_before_never_touches_the_weights(backend, name, w1, w2, keep, device, same_bits):
     old = cloned(w1)
     for motion in motions(couplings(name)):
-        around.before(w1, w2, motion, keep if keep is None else torch.tensor(keep, device=device))
+        step, _ = prepared(backend, w1, w2, motion)
+        step.before(keep if keep is None else torch.tensor(keep, device=device))
     assert same_bits(w1, old)
 
 
 @each_way
-def test_before_touches_nothing_where_there_are_velocities(around, spring, w1, w2, v1, v2, same_bits):
+def test_before_touches_nothing_where_there_are_velocities(backend, spring, w1, w2, v1, v2, same_bits):
     old = [cloned(ts) for ts in (w1, w2, v1, v2)]
-    around.before(w1, w2, swinging(spring, v1, v2), None)
+    step, _ = prepared(backend, w1, w2, swinging(spring, v1, v2))
+    step.before(None)
     for ts, was in zip((w1, w2, v1, v2), old, strict=True):
         assert same_bits(ts, was)
 
 
 @each_way
 @every_method
-def test_the_copy_is_left_as_it_was(around, name, w1, w2, updates, same_bits):
+def test_the_copy_is_left_as_it_was(backend, name, w1, w2, updates, same_bits):
     for motion, u in zip(motions(couplings(name)), updates, strict=True):
-        copy = cloned(w1)
-        around.before(w1, w2, motion, None)
-        w1 = [t + by for t, by in zip(w1, u, strict=True)]
-        held = cloned(copy)
-        around.after(w1, w2, copy, motion, None)
-        assert same_bits(copy, held)
+        old = cloned(w1)
+        step, copies = prepared(backend, w1, w2, motion)
+        step.before(None)
+        for t, by in zip(w1, u, strict=True):
+            t += by
+        step.after(None)
+        assert same_bits(copies, old if copies else [])
 
 
-# Steps that did not take place
+# Steps that are skipped
 
 
 @pytest.fixture
@@ -214,23 +232,23 @@ def kept(draw) -> list[bool]:
 
 @each_way
 @every_method
-def test_skipped_steps_are_steps_left_out(around, name, w1, w2, updates, kept, device, same_bits):
+def test_skipped_steps_are_steps_left_out(backend, name, w1, w2, updates, kept, device, same_bits):
     x1, x2 = cloned(w1), cloned(w2)
     for motion, u, took in zip(motions(couplings(name)), updates, kept, strict=True):
-        take(around, w1, w2, u, motion, torch.tensor(float(took), device=device))
+        take(backend, w1, w2, u, motion, torch.tensor(float(took), device=device))
         if took:
-            take(around, x1, x2, u, motion)
+            take(backend, x1, x2, u, motion)
     assert same_bits(w1, x1)
     assert same_bits(w2, x2)
 
 
 @each_way
-def test_skipped_steps_move_no_velocity(around, spring, w1, w2, v1, v2, updates, kept, device, same_bits):
+def test_skipped_steps_move_no_velocity(backend, spring, w1, w2, v1, v2, updates, kept, device, same_bits):
     left_out = [cloned(ts) for ts in (w1, w2, v1, v2)]
     for u, took in zip(updates, kept, strict=True):
-        take(around, w1, w2, u, swinging(spring, v1, v2), torch.tensor(float(took), device=device))
+        take(backend, w1, w2, u, swinging(spring, v1, v2), torch.tensor(float(took), device=device))
         if took:
-            take(around, *left_out[:2], u, swinging(spring, *left_out[2:]))
+            take(backend, *left_out[:2], u, swinging(spring, *left_out[2:]))
     for ts, expected in zip((w1, w2, v1, v2), left_out, strict=True):
         assert same_bits(ts, expected)
 
@@ -247,14 +265,14 @@ def test_both_ways_agree_to_a_rounding_in_narrow_dtypes(name, dtypes, draw):
     for motion in motions(couplings(name)):
         w1, w2, u = (draw.normal((7,), dtype) for dtype in (*dtypes, dtypes[0]))
         results = []
-        for around in IMPLEMENTATIONS.values():
+        for backend in BACKENDS.values():
             x1, x2 = [w1.clone()], [w2.clone()]
-            take(around, x1, x2, [u], motion)
+            take(backend, x1, x2, [u], motion)
             results.append((x1[0], x2[0]))
         # float32 on the way, with numbers of up to 60; and without a copy the average, of up to 4, is rounded to its
         # own dtype once more, between its two parts or before w1 is set to it
         atol = 60 * torch.finfo(f32).eps
-        if not FOREACH.needs_copy(motion):
+        if not needs_copy(FOREACH, motion):
             atol += 4 * torch.finfo(dtypes[1]).eps / 2
         for x, y in zip(*results, strict=True):
             torch.testing.assert_close(x, y, rtol=torch.finfo(x.dtype).eps, atol=atol)
@@ -266,7 +284,7 @@ def test_both_ways_agree_to_a_rounding_in_narrow_dtypes(name, dtypes, draw):
 @pytest.mark.parametrize("name", ["foreach", "reference"])
 def test_an_implementation_is_chosen_by_its_name(name):
     assert choose(name).name == name
-    assert choose(name) is IMPLEMENTATIONS[name]
+    assert choose(name) is BACKENDS[name]
 
 
 def test_auto_is_foreach_where_there_is_no_gpu(monkeypatch):
@@ -278,7 +296,7 @@ def test_auto_is_triton_where_there_is_a_gpu_and_foreach_without_triton(monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     pytest.importorskip("triton", reason="there is no Triton to choose")
     assert choose("auto").name == "triton"
-    monkeypatch.setattr("torchbelay.ops.around.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed
     assert choose("auto") is FOREACH
 
 

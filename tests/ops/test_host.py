@@ -4,21 +4,21 @@ import copy
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 import torchbelay as tb
-from helpers import two_devices
+from helpers import seams, two_devices
+from helpers.operations import Memory
 from helpers.problems import no_waiting
 from helpers.root import ROOT
 from helpers.small import BELAY, EMA, SWINGING, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
-from torchbelay.ops import arithmetic
 
 INF = float("inf")
 LAGGED = tb.Spring(k=0.2, m1=INF, m2=1.0)
@@ -44,7 +44,7 @@ every_method = pytest.mark.parametrize("how", WATCHING)
 def test_it_is_the_same_average(how: str, impl: str, scratch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut into pieces or not: to one rounding, as vectorised code rounds a tensor's last few numbers differently."""
     if scratch is not None:
-        monkeypatch.setattr(arithmetic, "SCRATCH", scratch)
+        seams.limit_scratch(monkeypatch, scratch)
     runs = [
         attached(WATCHING[how], spectators={"short": LAGGED}, impl=impl, **device) for device in ({"device": "cpu"}, {})
     ]
@@ -147,12 +147,16 @@ def test_any_other_device_is_refused(device: Any) -> None:
 
 
 def test_triton_is_refused_and_repr_says_where_the_average_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchbelay.ops.around.has_triton", lambda: True)
+    if find_spec("triton") is None:  # the refusal must not depend on the platform
+        installed = ModuleType("triton")
+        installed.__spec__ = ModuleSpec("triton", None)
+        monkeypatch.setitem(sys.modules, "triton", installed)
     with pytest.raises(ValueError, match="impl='triton' does not go with device='cpu'"):
         attached(EMA, device="cpu", impl="triton")
     assert "foreach, kept in host memory" in repr(attached(EMA, device="cpu")[2])
 
 
+@pytest.mark.slow  # a process of its own
 def test_parameters_on_several_devices() -> None:
     """Weights and averages here and there; only copies cross. In a process that is told of another device."""
     script = ROOT / "tests" / "helpers" / "two_devices.py"
@@ -210,34 +214,6 @@ def test_the_host_does_not_wait_for_the_copies() -> None:
 # Memory: bytes counted, as docs/memory.md has them --------------------------------------------------------------------
 
 
-class Memory(TorchDispatchMode):
-    """The most bytes that lived at a time, of all that was allocated inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._old: set[int] = set()
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._old |= {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)} - set(
-            self._storages
-        )
-        out = func(*args, **kwargs or {})
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor):
-                storage = t.untyped_storage()
-                if storage._cdata not in self._old:
-                    self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, self.now())
-        return out
-
-    def now(self) -> int:
-        """Bytes that live still."""
-        self._storages = {key: each for key, each in self._storages.items() if not each[0].expired()}
-        return sum(size for _, size in self._storages.values())
-
-
 N = 1000  # weights
 SMALL = 60  # a scratch buffer, in elements; the weights come in pieces of 50
 
@@ -259,7 +235,7 @@ STEPS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
 
 @pytest.mark.parametrize("how", STEPS)
 def test_the_memory_of_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "SCRATCH", SMALL)
+    seams.limit_scratch(monkeypatch, SMALL)
     options, dtype, keeps, adds, scratches = STEPS[how]
     model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
@@ -284,7 +260,7 @@ def test_the_memory_of_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None
     ("dtype", "copies"), [(torch.float32, 0), (torch.bfloat16, 1)], ids=["traded", "weights kept aside"]
 )
 def test_the_memory_of_a_swap(dtype: torch.dtype, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "SCRATCH", SMALL)
+    seams.limit_scratch(monkeypatch, SMALL)
     model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
     belay = tb.Belay(model, None, EMA)
     with Memory() as memory, belay.averaged():

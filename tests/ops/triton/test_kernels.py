@@ -1,52 +1,24 @@
 """The kernels against the oracle: every method, dtype, layout and size that they claim, and nothing beside it."""
 
-from math import inf, nan, sin
+from math import inf, nan
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this platform")
 
-from helpers.kernels_under_test import WHERE, Counter, Tensors, bf16, f16, f32, kernel, normal, scored, still, take
+from helpers.backends_under_test import WHERE, Counter, Tensors, normal, scheduled, still, take
+from helpers.kernels_under_test import PAIRS, SHAPES, STEPS, close, embedded, kernel, lists, rate, updates
 from helpers.methods_under_test import METHODS
 from helpers.problems import same
-from torchbelay.belay.averages import Cohort
+from helpers.seams import Motion, Move, Swing, schedule_of
 from torchbelay.ops import arithmetic, reference
-from torchbelay.ops.arithmetic import Swing
-from torchbelay.ops.backend import Motion, Move, Score
-from torchbelay.ops.triton import kernels, launch
-from torchbelay.ops.triton.numbers import Numbers
-from torchbelay.ops.triton.table import BLOCK, Follower, Table, fits
+from torchbelay.ops.triton.table import BLOCK, fits
 from torchbelay.physics import methods
 from torchbelay.physics.coupling import Coupling
 
-STEPS = 9
-SHAPES = [(3, 5), (), (0, 2), (1,), (BLOCK + 3,)]
-PAIRS = [(f32, f32), (bf16, f32), (f16, f32), (bf16, bf16), (f16, f16), (f32, bf16), (f32, f16), (bf16, f16)]
-
 every_method = pytest.mark.parametrize("name", METHODS)
 every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
-
-
-def rate(step: int) -> float:
-    return 0.1 * (1.5 + sin(step))
-
-
-def lists(shapes=SHAPES, dtypes=(f32, f32), *, born: int = 0) -> Tensors:
-    w1 = [normal(shape, dtypes[0], seed=i) for i, shape in enumerate(shapes)]
-    w2 = [normal(shape, dtypes[1], seed=100 + i) for i, shape in enumerate(shapes)]
-    return Tensors(w1, w2, born=born)
-
-
-def updates(step: int, shapes=SHAPES, dtype: torch.dtype = f32) -> list[Tensor]:
-    return [normal(shape, dtype, seed=1000 * step + i) for i, shape in enumerate(shapes)]
-
-
-def close(found: list[Tensor], expected: list[Tensor], *, factor: float = 1.0) -> None:
-    """Equal but for float32's rounding, `factor` times that of a few operations on numbers of order 10."""
-    for x, y in zip(found, expected, strict=True):
-        torch.testing.assert_close(x.double(), y.double(), rtol=2e-6 * factor, atol=2e-6 * factor)
 
 
 # Every method
@@ -56,14 +28,13 @@ def close(found: list[Tensor], expected: list[Tensor], *, factor: float = 1.0) -
 @pytest.mark.parametrize("by", ["host", "device"])
 def test_a_run_equals_the_loop_of_the_reference(name: str, by: str) -> None:
     method, mine = METHODS[name](), lists(born=2)
-    cohort = Cohort(mine.w1, mine.w2, [], [], METHODS[name](), 0, 2)
-    score = cohort.score(1) if by == "device" else None
-    if by == "device" and score is None:
+    schedule = schedule_of(METHODS[name]()) if by == "device" else None
+    if by == "device" and schedule is None:
         pytest.skip("this method sees the learning rate: the host must ask it")
-    exact, around, count = mine.copy(torch.float64), kernel(), Counter(2)
+    exact, backend, count = mine.copy(torch.float64), kernel(), Counter(2)
     for step in range(1, STEPS + 1):
         c, u = method.coupling(step, rate(step)), updates(step)
-        take(around, [Move(mine, None if score else Motion(c), score)], u, count=count)
+        take(backend, [Move(mine, None if schedule else Motion(c), schedule)], u, count=count)
         for i, by_ in enumerate(u):
             new = reference.couple(exact.w1[i], exact.w2[i], by_.double(), a=c.a, b=c.b, p=c.p, q=c.q)
             exact.w1[i], exact.w2[i] = new
@@ -77,12 +48,12 @@ def test_velocities_equal_the_reference(spring, algorithm1, by: str) -> None:
     mine.v1, mine.v2 = ([normal(s, seed=at + i) for i, s in enumerate(SHAPES)] for at in (200, 300))
     inertia = zip((mine.v1, mine.v2), (spring.inertia1, spring.inertia2), strict=True)
     motion = Motion(spring.coupling(), *(Swing(v, each) if each else None for v, each in inertia))
-    exact, around, count = mine.copy(torch.float64), kernel(), Counter()
-    move = still(mine, motion) if by == "host" else scored(mine, motion)
+    exact, backend, count = mine.copy(torch.float64), kernel(), Counter()
+    move = still(mine, motion) if by == "host" else scheduled(mine, motion)
     groups = list(zip(*exact.lists(), strict=True))
     for step in range(STEPS):
         u = updates(step)
-        take(around, [move], u, count=count)
+        take(backend, [move], u, count=count)
         groups = [algorithm1(*group, by_.double()) for group, by_ in zip(groups, u, strict=True)]
     w1, w2, v1, v2 = (list(each) for each in zip(*groups, strict=True))
     close(mine.w1, w1, factor=20)
@@ -91,45 +62,7 @@ def test_velocities_equal_the_reference(spring, algorithm1, by: str) -> None:
     close(mine.v2 if motion.swing2 else [], v2 if motion.swing2 else [], factor=20)
 
 
-# What a device makes of a schedule
-
-
-LAWS = {name: make for name, make in METHODS.items() if getattr(make(), "law", None)}
-
-
-@pytest.mark.parametrize("name", [*LAWS, "lookahead", "switch_ema"])
-@pytest.mark.parametrize("first", [1, 2, 17, 999, 10**6])
-def test_the_device_finds_the_numbers_of_every_step(name: str, first: int) -> None:
-    method = METHODS[name]()
-    cohort = Cohort([], [], [], [], method, 0, 5)
-    numbers = Numbers.of([Move(cohort, None, cohort.score(1))], "whole", torch.device(WHERE))
-    assert numbers.varies
-    for step in range(first, first + 4):
-        launch.look(numbers, torch.tensor(step + 5 - 1, device=WHERE))
-        c = method.coupling(step, 0.0)
-        found = numbers.current[0].tolist()
-        assert found[:4] == pytest.approx([c.a, c.b, c.p, c.q], rel=1e-6)  # float32 has them
-        assert found[int(kernels.ACTIVE)] == float(c != Coupling(0.0, 0.0, 1.0, 0.0))
-
-
-def test_laws_are_what_their_methods_say() -> None:
-    assert {name.partition(",")[0] for name in LAWS} == {"ema", "swa", "power_ema"}
-
-
 # Layouts and sizes
-
-
-def embedded(t: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """The same values inside a larger buffer of nan, and that buffer."""
-    buffer = torch.full((t.numel() + 64,), nan, device=t.device, dtype=t.dtype)
-    inner = buffer[32 : 32 + t.numel()] if layout != "misaligned" else buffer[33 : 33 + t.numel()]
-    view = (
-        inner.view(t.shape[::-1]).permute(tuple(range(t.dim()))[::-1])
-        if layout == "transposed"
-        else inner.view(t.shape)
-    )
-    view.copy_(t)
-    return view, buffer
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "misaligned", "transposed"])
@@ -153,67 +86,7 @@ def test_every_layout_and_nothing_beside_it(layout: str, shape: tuple[int, ...],
         assert not t.isnan().any()
 
 
-def test_offsets_beyond_two_to_the_31_are_not_cut() -> None:
-    """A tensor that begins 2³¹ elements, 2³³ bytes, before the memory that its last block lies in."""
-    away = 1 << 31
-    mine = lists([(BLOCK - 5,)])
-    expected = mine.w2[0] + 0.25 * (mine.w1[0] - mine.w2[0])
-    table = Table(mine.w1, [[Follower(mine.w2[0], None, None, 0)]], none=1)
-    row = table.rows[0]
-    row[int(kernels.SIZE)] += away
-    row[int(kernels.FIRST)] -= away // BLOCK
-    for column in (int(kernels.W1), int(kernels.HEAD) + int(kernels.W2)):
-        row[column] -= 4 * away
-    numbers = Numbers.of([still(mine, Motion(Coupling(0.0, 0.25, 1.0, 0.25)))], "after", torch.device(WHERE))
-    launch.move(table, numbers, keep=None, count=Counter().count)
-    torch.testing.assert_close(mine.w2[0], expected, rtol=1e-6, atol=1e-7)
-
-
-class Launches:
-    """Counts how often the kernel that moves everything is launched."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.count = 0
-        move = launch.move
-
-        def counted(*args, **kwargs) -> None:
-            self.count += 1
-            move(*args, **kwargs)
-
-        monkeypatch.setattr(launch, "move", counted)
-
-
-def test_one_launch_whatever_the_dtypes_and_the_number_of_averages(monkeypatch) -> None:
-    cohorts = [lists([(5,), (BLOCK + 1,)], pair) for pair in ((f32, f32), (bf16, f32), (f16, f32))]
-    watching = [Tensors(each.w1, [w.clone() for w in each.w2]) for each in cohorts]
-    alone = [[each.copy() for each in some] for some in (cohorts, watching)]
-    for some, others in zip(*alone, strict=True):
-        others.w1 = some.w1
-    pull, ema = Motion(Coupling(0.1, 0.2, 0.9, 0.2)), Motion(Coupling(0.0, 0.3, 1.0, 0.3))
-    counted = Launches(monkeypatch)
-    take(kernel(), [*(still(each, pull) for each in cohorts), *(still(each, ema) for each in watching)])
-    assert counted.count == 1
-    for pulled, watch in zip(*alone, strict=True):
-        take(kernel(), [still(pulled, pull)])
-        take(kernel(), [still(watch, ema)])
-    assert counted.count == 7
-    for mine, theirs in zip([*cohorts, *watching], [each for some in alone for each in some], strict=True):
-        # an average that watches sees the pulled weights before they are rounded to 16 bits
-        half = torch.finfo(mine.w1[0].dtype).eps
-        torch.testing.assert_close(mine.all(), theirs.all(), rtol=half, atol=half)
-
-
-def test_a_tensor_that_an_average_leaves_out_is_left_to_the_others() -> None:
-    mine = lists([(5,), (6,), (7,)])
-    watching = Tensors([mine.w1[1]], [mine.w2[1].clone()])
-    expected = [w2 + 0.2 * (w1 - w2) for w1, w2 in zip(mine.w1, mine.w2, strict=True)]
-    second = watching.w2[0] + 0.3 * (mine.w1[1] - watching.w2[0])
-    move = [still(mine, Motion(Coupling(0.0, 0.2, 1.0, 0.2))), still(watching, Motion(Coupling(0.0, 0.3, 1.0, 0.3)))]
-    take(kernel(), move)
-    close([*mine.w2, *watching.w2], [*expected, second])
-
-
-# Numbers that are none
+# Numbers that are not finite, and steps that are skipped
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in the interpreter
@@ -266,95 +139,11 @@ def test_the_first_point_of_a_uniform_average_is_taken_exactly() -> None:
     assert all(map(same, mine.w1, mine.w2))
 
 
-# What does not fit
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128], ids=str)
-def test_other_dtypes_go_the_foreach_way(dtype: torch.dtype) -> None:
-    drawn = torch.randn(2, 7, generator=torch.Generator().manual_seed(0), dtype=dtype).to(WHERE)
-    mine, theirs = (Tensors([drawn[0].clone()], [drawn[1].clone()]) for _ in range(2))
-    around, c = kernel(), Coupling(0.1, 0.2, 0.9, 0.2)
-    assert around.used_for(mine) == "foreach"
-    take(around, [still(mine, Motion(c))])
-    arithmetic.pull_together_(theirs.w1, theirs.w2, c.a, c.b)
-    assert all(map(same, mine.all(), theirs.all()))
-
-
-def test_a_tensor_with_gaps_goes_the_foreach_way() -> None:
-    w1, w2 = torch.randn(2, 6, 4, device=WHERE)
-    mine = Tensors([w1[:, ::2]], [w2[:, ::2].clone()])
-    assert kernel().used_for(mine) == "foreach"
-    assert not fits(torch.zeros(4, 4, device=WHERE), torch.zeros(4, 4, device=WHERE).t())  # laid out differently
-    expected = mine.w2[0] + 0.5 * (mine.w1[0] - mine.w2[0])
-    take(kernel(), [still(mine, Motion(Coupling(0.0, 0.5, 1.0, 0.5)))])
-    close(mine.w2, [expected])
-
-
-def test_weights_that_move_in_memory_are_found_again() -> None:
-    mine, around = lists([(50,), (60,)]), kernel()
-    move = [still(mine, Motion(Coupling(0.0, 0.5, 1.0, 0.5)))]
-    take(around, move)
-    mine.w1[1].data = torch.ones(60, device=WHERE)  # as `model.to` and many a script do
-    expected = mine.w2[1] + 0.5 * (1 - mine.w2[1])
-    take(around, move)
-    close([mine.w2[1]], [expected])
-
-
-def test_tables_are_made_once(monkeypatch) -> None:
-    made = []
-    init = Table.__init__
-    monkeypatch.setattr(Table, "__init__", lambda self, *a, **k: (made.append(1), init(self, *a, **k))[1])
-    mine, around, method = lists(), kernel(), METHODS["heavy_ball"]()
-    for step in range(1, 4):
-        take(around, [still(mine, Motion(method.coupling(step, rate(step))))], updates(step))
-    assert len(made) == 1  # though the numbers were others at every step
-
-
-def test_a_period_is_one_score() -> None:
-    motion = Motion(Coupling(0.0, 0.5, 1.0, 0.5))
-    rest = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
-    mine, around, count, moved = lists([(5,)]), kernel(), Counter(), []
-    move = Move(mine, None, Score((rest, rest, motion)))
-    for _ in range(7):
-        old = mine.copy()
-        take(around, [move], count=count)
-        moved.append(not same(mine.w2[0], old.w2[0]))
-    assert moved == [False, False, True, False, False, True, False]
-
-
-# Trading places
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "misaligned", "transposed"])
-@pytest.mark.parametrize("dtype", [f32, bf16, f16, torch.float64, torch.complex64], ids=str)
-def test_every_bit_trades_places(layout: str, dtype: torch.dtype) -> None:
-    shapes = [(), (0,), (1,), (3, 5), (2 * BLOCK + 7,)]
-    generator = torch.Generator().manual_seed(1)
-
-    def any_bits(shape: tuple[int, ...]) -> Tensor:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        drawn = torch.randint(256, (size,), generator=generator, dtype=torch.uint8).view(dtype).view(shape).to(WHERE)
-        return embedded(drawn, layout)[0]
-
-    x, y = [any_bits(s) for s in shapes], [any_bits(s) for s in shapes]
-    old = [t.clone() for t in x], [t.clone() for t in y]
-    kernel().exchange_(x, y)
-    assert all(map(same, x, old[1]))
-    assert all(map(same, y, old[0]))
-
-
-def test_weights_of_several_dtypes_trade_places_together() -> None:
-    x, y = ([normal((9,), dtype, seed=s) for dtype in (f32, bf16, torch.float64, f16)] for s in (0, 1))
-    old = [t.clone() for t in x]
-    kernel().exchange_(x, y)
-    assert all(map(same, y, old))
-
-
 def test_autograd_notices_what_the_kernels_write() -> None:
-    mine, around = lists([(5,)]), kernel()
+    mine, backend = lists([(5,)]), kernel()
     versions = [mine.w1[0]._version]
-    take(around, [still(mine, Motion(Coupling(0.1, 0.1, 0.9, 0.1)))])
+    take(backend, [still(mine, Motion(Coupling(0.1, 0.1, 0.9, 0.1)))])
     versions.append(mine.w1[0]._version)
-    around.exchange_(mine.w1, mine.w2)
+    backend.exchange_(mine.w1, mine.w2)
     versions.append(mine.w1[0]._version)
     assert versions == sorted(set(versions))
