@@ -4,7 +4,10 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 
+settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test of numbers
+settings.load_profile("untimed")
 torch.set_num_threads(1)  # tensors are tiny here: threads of several test processes would only wait for each other
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # without a GPU, Triton's interpreter runs the kernels

@@ -56,10 +56,11 @@ def take(
     count: Counter | None = None,
 ) -> None:
     """Take one step with the backend around it; `updates` are added to the weights of the first move."""
+    backend.is_current()  # asked before every step
     step = backend.prepare(moves, count or Counter())
     step.before(keep)
     if keep is None or keep:
-        for t, by in zip(moves[0].lists.w1, updates or [], strict=bool(updates)):
+        for t, by in zip(moves[0].group.w1, updates or [], strict=bool(updates)):
             t += by
     step.after(keep)
     if count is not None:

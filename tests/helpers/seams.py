@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from torchbelay.belay import modules, stepper, swap
-from torchbelay.belay.averages import Cohort
+from torchbelay.belay import modules, plan, stepper, swap
+from torchbelay.belay.cohort import Cohort
 from torchbelay.ops import arithmetic
 
 # The vocabulary of one step, as the tests of ops use it.
-from torchbelay.ops.arithmetic import Swing
-from torchbelay.ops.backend import Motion, Move, choose
-from torchbelay.ops.backend import Score as Schedule
+from torchbelay.ops.backend import choose
+from torchbelay.ops.step import Motion, Move, Schedule, Swing
 from torchbelay.physics.method import Method
 
 __all__ = ["Motion", "Move", "Schedule", "Swing", "choose"]
@@ -27,17 +26,18 @@ __all__ = ["Motion", "Move", "Schedule", "Swing", "choose"]
 
 # Waiting for a device -----------------------------------------------------------------------------------------------
 
-waits_for = stepper._waits  # of a 0-dim tensor: whether to read its number is to wait; not changed by set_waiting()
+# Of a 0-dim tensor: whether to read its number is to wait for a device. `set_waiting()` does not change it.
+waits_for = stepper.reading_waits
 
 
 def set_waiting(patch: pytest.MonkeyPatch, waits: bool) -> None:
     """Let Belay believe that to read a number is to wait for a device, or that it is not."""
-    patch.setattr(stepper, "_waits", lambda number: waits)
+    patch.setattr(stepper, "reading_waits", lambda number: waits)
 
 
 def set_capturing(patch: pytest.MonkeyPatch) -> None:
     """Let Belay believe that a graph is being captured."""
-    patch.setattr(stepper.Stepper, "_is_capturing", lambda stepper: True)
+    patch.setattr(plan.Plan, "is_capturing", lambda plan: True)
 
 
 # Limits and parts that a test takes away ----------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def forbid_one_pass(patch: pytest.MonkeyPatch) -> None:
     """Let the test fail if a pass that fuses the averages with an optimizer is asked for from now on."""
     from torchbelay.ops.triton.backend import Triton
 
-    patch.setattr(Triton, "fused", lambda *_: pytest.fail("a fused pass was asked for"))
+    patch.setattr(Triton, "fuse", lambda *_: pytest.fail("a fused pass was asked for"))
 
 
 class Calls:
@@ -108,4 +108,4 @@ def named_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 def schedule_of(method: Method) -> Schedule | None:
     """All motions of a method in advance, or None if the host must ask the method at every step."""
-    return Cohort([], [], [], [], method, 0, 0).score(1)
+    return Cohort(method, 0, 0, every=1).schedule

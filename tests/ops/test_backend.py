@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -312,5 +313,5 @@ def test_a_motion_says_its_numbers_and_whether_it_swings():
     assert still.numbers == (0.1, 0.2, 0.3, 0.4)
     assert not still.swings
     swing = Swing([], Inertia(1.0, 1.0, 1.0, 1.0))
-    assert still._replace(swing1=swing).swings
-    assert still._replace(swing2=swing).swings
+    assert replace(still, swing1=swing).swings
+    assert replace(still, swing2=swing).swings

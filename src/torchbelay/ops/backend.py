@@ -17,7 +17,8 @@ from .host import Host
 from .reference import Reference
 from .step import Count, Move, TensorGroup, Tensors
 
-NAMES = ("auto", "foreach", "reference", "triton")
+_EVERYWHERE: dict[str, Foreach | Reference] = {"foreach": Foreach(), "reference": Reference()}  # they have no state
+NAMES = ("auto", *_EVERYWHERE, "triton")
 
 
 class PreparedStep(Protocol):
@@ -83,7 +84,7 @@ def choose(impl: str, *, rounding: str = "nearest", hosted: bool = False) -> Bac
         from .triton.backend import Triton  # imported late: importing Triton takes a while
 
         return Triton(strict=impl == "triton", stochastic=rounding == "stochastic")
-    return Reference() if impl == "reference" else Foreach()
+    return _EVERYWHERE["foreach" if impl == "auto" else impl]
 
 
 def is_interpreted() -> bool:

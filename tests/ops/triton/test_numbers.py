@@ -10,7 +10,7 @@ from helpers.kernels_under_test import kernel, lists
 from helpers.methods_under_test import METHODS
 from helpers.problems import same
 from helpers.seams import Motion, Move, schedule_of
-from torchbelay.ops.triton import kernels, launch
+from torchbelay.ops.triton import launch, layout
 from torchbelay.ops.triton.numbers import Numbers
 from torchbelay.physics.coupling import Coupling
 
@@ -29,7 +29,7 @@ def test_the_device_finds_the_numbers_of_every_step(name: str, first: int) -> No
         c = method.coupling(step, 0.0)
         found = numbers.current[0].tolist()
         assert found[:4] == pytest.approx([c.a, c.b, c.p, c.q], rel=1e-6)  # float32 has them
-        assert found[int(kernels.ACTIVE)] == float(c != Coupling(0.0, 0.0, 1.0, 0.0))
+        assert found[int(layout.ACTIVE)] == float(c != Coupling(0.0, 0.0, 1.0, 0.0))
 
 
 def test_laws_are_what_their_methods_say() -> None:

@@ -9,7 +9,7 @@ from helpers.backends_under_test import WHERE, Counter, still, take
 from helpers.kernels_under_test import close, kernel, lists, rate, updates
 from helpers.methods_under_test import METHODS
 from helpers.seams import Motion, tables
-from torchbelay.ops.triton import kernels, launch
+from torchbelay.ops.triton import launch, layout
 from torchbelay.ops.triton.numbers import Numbers
 from torchbelay.ops.triton.table import BLOCK, Follower, Table
 from torchbelay.physics.coupling import Coupling
@@ -22,9 +22,9 @@ def test_offsets_beyond_two_to_the_31_are_not_cut() -> None:
     expected = mine.w2[0] + 0.25 * (mine.w1[0] - mine.w2[0])
     table = Table(mine.w1, [[Follower(mine.w2[0], None, None, 0)]], none=1)
     row = table.rows[0]
-    row[int(kernels.SIZE)] += away
-    row[int(kernels.FIRST)] -= away // BLOCK
-    for column in (int(kernels.W1), int(kernels.HEAD) + int(kernels.W2)):
+    row[int(layout.SIZE)] += away
+    row[int(layout.FIRST)] -= away // BLOCK
+    for column in (int(layout.W1), int(layout.HEAD) + int(layout.W2)):
         row[column] -= 4 * away
     numbers = Numbers.of([still(mine, Motion(Coupling(0.0, 0.25, 1.0, 0.25)))], "after", torch.device(WHERE))
     launch.move(table, numbers, keep=None, count=Counter().count)
