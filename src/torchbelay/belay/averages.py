@@ -13,6 +13,7 @@ from torchbelay.physics.warnings import warn
 from . import checkpoint, modules
 from .average import Average, Entry, Wanted
 from .clock import Clock
+from .cohort import Cohort
 from .finite import Guard
 from .options import Options
 from .parameters import Parameters
@@ -139,6 +140,24 @@ class Averages:
                 average.regroup()
         for average in self:
             average.rename(names)
+
+    # Learning rates ----------------------------------------------------------------------------------------------
+
+    def lr(self, cohort: Cohort) -> float:
+        """Return the learning rate of a cohort that has one optimizer group; 0 if there is none and none is needed."""
+        assert cohort.group is not None
+        lr = self.parameters.lr(cohort.group)
+        if lr is None and cohort.varies == "lr":
+            raise ValueError(
+                f"{cohort.method!r} needs the learning rate: give it as before_step(lr=...), or give the "
+                "optimizer's groups an 'lr'"
+            )
+        return 0.0 if lr is None else lr
+
+    def effective_lr(self, entry: Entry) -> float | None:
+        """Return what is left of an entry's learning rate in the long run; None if there is none."""
+        lr = self.parameters.lr(entry.group)
+        return None if lr is None else lr * entry.effective_lr_scale(self._clock.count, lr, self._options.every)
 
     # Buffers -----------------------------------------------------------------------------------------------------
 

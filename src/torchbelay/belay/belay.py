@@ -1,4 +1,4 @@
-"""Belay: couples a model to its average around every step of any torch optimizer."""
+"""The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -30,16 +30,17 @@ class Belay:
 
     Args:
         model: the module whose weights are averaged, wrapped (DDP, torch.compile, …) or not.
-        optimizer: any torch.optim.Optimizer over the model's parameters. What it holds is averaged. None: call
-            `before_step()` and `after_step()` around the update yourself; what requires gradients is averaged.
-        method: a Spring, a method of `torchbelay.methods`, anything with `coupling(step, lr)`, or a function
-            (name, parameter) -> method, or None for a parameter that is not to be averaged.
-        spectators: further averages by name, which watch and do not pull.
+        optimizer: any torch.optim.Optimizer over the model's parameters. Belay averages the parameters that it holds.
+            None: call `before_step()` and `after_step()` around the update yourself; parameters that require gradients
+            are averaged.
+        method: a method of `torchbelay.methods`, a Spring, or any object with `coupling(step, lr)`. Or a function
+            (name, parameter) -> method, which returns None for a parameter that is not to be averaged.
+        spectators: further averages by name. They watch the weights and do not pull them.
         **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
             `torchbelay.options.Options`.
 
-    Of a model that is sharded (DTensor: FSDP2, HSDP, tensor parallel) the averages are sharded alike, and a step talks
-    to no other rank. `stats()` and whatever gathers is a collective then: every rank must call it.
+    The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
+    needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
 
     >>> from torchbelay import Spring
     >>> model = nn.Linear(3, 1)
@@ -94,13 +95,13 @@ class Belay:
     # The step ----------------------------------------------------------------------------------------------------
 
     def before_step(self, lr: float | None = None) -> None:
-        """By hand, right before the weights are updated; `lr` for methods whose coupling depends on it."""
+        """Call this right before you update the weights by hand; give `lr` if the method depends on it."""
         self._refuse_if_attached("before_step")
-        self._stepper.lr = None if lr is None else arguments.number("lr", lr, low=0, open_low=False)
+        self._averages.parameters.given_lr = None if lr is None else arguments.number("lr", lr, low=0, open_low=False)
         self._stepper.before()
 
     def after_step(self) -> None:
-        """By hand, right after the weights were updated."""
+        """Call this right after you updated the weights by hand."""
         self._refuse_if_attached("after_step")
         self._refuse_inside("after_step")
         if not self._stepper.under_way:
@@ -111,10 +112,10 @@ class Belay:
 
     @contextmanager
     def averaged(self, name: str = MAIN) -> Iterator[nn.Module]:
-        """The model holds the average inside the block, and its own weights again after it, come what may.
+        """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 
-        Look, do not touch: an optimizer step inside raises. Buffers changed inside (by `update_bn`) stay the average's.
-        FSDP2 modules let go, on entering and on leaving, of what they had gathered.
+        Evaluate inside, do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`)
+        stay with the average. FSDP2 modules free their gathered weights on entering and on leaving.
         """
         average = self._average(name)
         if self._stepper.swap is not None:
@@ -144,13 +145,13 @@ class Belay:
 
     @torch.no_grad()
     def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
-        """Copies of the average and of the rest of the model, as the plain model's own `state_dict()` lays them out.
+        """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
 
-        Loads into an unwrapped model with `load_state_dict(strict=True)`. In the parameters' dtypes;
-        `state_dict()` has the averages in their own.
+        The result loads into an unwrapped model with `load_state_dict(strict=True)`. Tensors have the parameters'
+        dtypes; `state_dict()` has the averages in their own.
 
-        What is sharded stays so, unless `full`: then it is gathered in the first rank's host memory, one tensor at a
-        time, and the other ranks, all of which must call too, get {}.
+        Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
+        at a time. Every rank must call; the other ranks get {}.
         """
         average = self._average(name)
         state = self._export(average, shard.gathered if full else modules.copied)
@@ -169,10 +170,10 @@ class Belay:
         return modules.state_dict_with(self._model, replaced, take)
 
     def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
-        """Write the average as a safetensors file, all of it or nothing: a crash leaves what was there.
+        """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
 
-        It holds `average_state_dict(name, full=True)`; its metadata say the method, the step and our version. Of a
-        model that is sharded, or replicated, every rank must call; the first one writes.
+        The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
+        torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
         """
         export.require()
         average = self._average(name)
@@ -190,7 +191,7 @@ class Belay:
 
     @torch.no_grad()
     def copy_to_model(self, name: str = MAIN) -> None:
-        """Make the average the model's weights, for good."""
+        """Overwrite the model's weights with the average, for good."""
         self._refuse_inside("copy_to_model")
         average = self._average(name)
         self._averages.refresh_names()
@@ -203,27 +204,26 @@ class Belay:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Begin every average again at the weights as they are, after others were loaded into the model."""
+        """Begin every average again at the weights as they are. Call this after you loaded weights into the model."""
         self._refuse_inside("reset")
         self._stepper.backend.wait()
         self._averages.refresh_names()
         self._averages.restart()
         self._stepper.forget_the_step()
 
-    # What a person or a checkpoint wants to know ---------------------------------------------------------------------
+    # Numbers and checkpoints -----------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken since construction; skipped ones do not count."""
+        """The number of optimizer steps since construction; skipped steps do not count."""
         return self._clock.count
 
     @torch.no_grad()
     def stats(self) -> dict[str, float | int | str]:
-        """Numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
+        """Return numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
 
-        With several groups of the optimizer "effective_lr" is the first one's, and "effective_lr/1", … are the others';
-        where the methods differ within a group it is that of the group's first parameter. If the model is sharded,
-        every rank must call.
+        "effective_lr" is that of the optimizer's first group, "effective_lr/1", … are those of the others. If methods
+        differ within a group, the group's first parameter counts. With a sharded model every rank must call.
         """
         average, swap = self._average(MAIN), self._stepper.swap
         entries = list(average.entries.values())
@@ -231,7 +231,7 @@ class Belay:
         rates: dict[str, float] = {}
         firsts = {e.group: e for e in reversed(entries)}
         for group in sorted(firsts):
-            rate = self._stepper.effective_lr(firsts[group])
+            rate = self._averages.effective_lr(firsts[group])
             if rate is not None:
                 rates[f"effective_lr/{group}" if group else "effective_lr"] = rate
         return {
@@ -243,7 +243,7 @@ class Belay:
         }
 
     def _norms(self, entries: list[Entry], swap: Swap | None) -> list[float]:
-        """‖w2 − w1‖ and ‖w1‖, of all that any rank has."""
+        """Return ‖w2 − w1‖ and ‖w1‖ over all ranks."""
         alike: dict[object, list[Entry]] = {}
         for e in entries:
             alike.setdefault(shard.spread_like(e.w1), []).append(e)
@@ -257,10 +257,10 @@ class Belay:
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a bit-exact resume needs, as plain tensors and numbers.
+        """Return everything that a bit-exact resume needs, as plain tensors and numbers.
 
         Tensors are the live ones, as in torch's own state dicts, except inside `averaged()` and before the averages
-        begin. For torch.save and for torch.distributed.checkpoint, which takes a Belay itself (it is `Stateful`).
+        begin. Save it with torch.save, or give the Belay itself (it is `Stateful`) to torch.distributed.checkpoint.
         """
         self._stepper.backend.wait()
         if self._stepper.swap is None:
@@ -278,10 +278,9 @@ class Belay:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict()`; one that does not fit is refused and changes nothing.
+        """Go on from a `state_dict()`; a state that does not fit is refused and changes nothing.
 
-        A state of one process fits a sharded model too; from one number of ranks to another it takes
-        torch.distributed.checkpoint.
+        A state of one process fits a sharded model too. Use torch.distributed.checkpoint to change the number of ranks.
         """
         self._refuse_inside("load_state_dict")
         self._stepper.backend.wait()
@@ -289,7 +288,7 @@ class Belay:
         self._stepper.resume(ahead=bool(state["ahead"]))
 
     def detach(self) -> None:
-        """Take the hooks off: the optimizer is as it was, the average stays to be used."""
+        """Remove the hooks: the optimizer is as it was, and the average can still be used."""
         self._refuse_inside("detach")
         if self._hooks is not None:
             self._hooks.remove()

@@ -1,4 +1,4 @@
-"""A Belay's state as plain tensors and numbers, and the check of one before anything is changed."""
+"""A Belay's state as plain tensors and numbers, and the check of a state before anything is changed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -19,18 +19,18 @@ SLOTS = {"weights": "w2", "velocities1": "v1", "velocities2": "v2"}  # what a ch
 
 
 class Swapped(Protocol):
-    """An average that is in the model at present, and the model's weights where it was."""
+    """A swap: an average is in the model at present, and the model's weights are in its place."""
 
     average: Average
 
     def value(self, entry: Entry, average: str) -> Tensor:
-        """Where w2 of an entry of the average of that name is."""
+        """Return w2 of an entry of the average of that name, wherever it is."""
 
     def changed_buffers(self) -> bool:
-        """Whether anybody wrote to a buffer since."""
+        """Whether a buffer was written to since the swap."""
 
     def buffers(self) -> dict[str, Tensor]:
-        """Copies of the buffers as they are in the model now."""
+        """Return copies of the buffers as they are in the model now."""
 
 
 def saved(
@@ -40,10 +40,10 @@ def saved(
     step: int,
     memories: Mapping[int, tuple[float, ...]],
 ) -> dict[str, Any]:
-    """An average as tensors and numbers, laid out the same whatever has happened so far.
+    """Return an average as tensors and numbers, laid out the same whatever has happened so far.
 
-    Buffers of which an average has none of its own are zeros: nobody reads them again, but
-    torch.distributed.checkpoint loads only into what is there.
+    If an average has no buffers of its own, zeros stand for them. They are never read, but
+    torch.distributed.checkpoint loads only into tensors that exist.
     """
     tensors = {kind: dict(average.tensors(slot)) for kind, slot in SLOTS.items()}
     own = bool(average.buffers)
@@ -57,21 +57,21 @@ def saved(
 
 
 def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> dict[str, int]:
-    """What must be the same where a state is loaded, as names.
+    """Return what must be the same in the Belay that loads a state, as names.
 
-    torch.distributed.checkpoint reads into an average before anybody can look at what it read, and casts. But it first
-    makes sure that every name is there: another method, dtype or option is refused while nothing has changed yet.
+    torch.distributed.checkpoint reads into an average, and casts, before Belay can check what it read. But first it
+    makes sure that every name exists: so another method, dtype or option is refused before anything has changed.
     """
-    said = [f"{name}={value}" for name, value in options.saved().items()]
+    facts = [f"{name}={value}" for name, value in options.saved().items()]
     for name, average in averages.items():
         for each, method in average["methods"].items():
             dtype = str(average["weights"][each].dtype).removeprefix("torch.")
-            said.append(f"{name!r}: {method} in {dtype}")
-    return dict.fromkeys(said, 1)
+            facts.append(f"{name!r}: {method} in {dtype}")
+    return dict.fromkeys(facts, 1)
 
 
 def numbers(average: Average, step: int, memories: Mapping[int, tuple[float, ...]]) -> dict[str, dict[str, Any]]:
-    """All of an average that is not a tensor, by parameter name; `memories` (by id) overrule a method's own."""
+    """Return all of an average that is not a tensor, by parameter name; `memories` (by id) overrule a method's own."""
     entries = average.entries.values()
     return {
         "methods": {e.name: describe(e.method) for e in entries},
@@ -182,7 +182,7 @@ def _whole(what: str, value: Any) -> None:
 
 
 def _equal(saved: Any, here: int | str) -> bool:
-    """Whether they are the same; a damaged state may hold anything, such as tensors that compare as they like."""
+    """Whether the two are the same; a damaged state may hold anything, even tensors, whose == returns a tensor."""
     return type(saved) is type(here) and bool(saved == here)
 
 

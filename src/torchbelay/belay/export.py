@@ -1,4 +1,4 @@
-"""An average as a safetensors file."""
+"""Writing an average as a safetensors file."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from .files import replacing
 
 
 def require() -> None:
-    """Refuse before anything is gathered or written."""
+    """Refuse, before anything is gathered or written, if safetensors is not installed."""
     if find_spec("safetensors") is None:
         raise ImportError(
             "save_average() needs the package safetensors: pip install safetensors; or, without it, "
@@ -32,7 +32,7 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], about: Mapping
     seen: set[int] = set()
     tensors = {}
     for key, value in state.items():
-        tied = value.numel() > 0 and value.data_ptr() in seen  # the format knows no tied weights: each has its own
+        tied = value.numel() > 0 and value.data_ptr() in seen  # the format has no tied weights: copy
         seen.add(value.data_ptr())
         tensors[key] = value.clone() if tied else value.contiguous()
     with replacing(path) as temporary:

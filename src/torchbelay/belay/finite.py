@@ -1,4 +1,4 @@
-"""Weights that are nan or inf: keeping them out of the averages."""
+"""Keeping weights that are nan or inf out of the averages."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,9 +13,9 @@ Named = Sequence[tuple[str, Tensor]]
 
 
 class Guard:
-    """Looks at the weights after each step; a step that left bad ones is none for the averages.
+    """Looks at the weights after each step. Averages ignore a step that leaves non-finite weights.
 
-    What an average that moves before the step was before that is kept until it is known. Ranks that share the weights
+    An average that moves before the step is copied first, so that it can be put back. Ranks that share the weights
     come to the same answer.
     """
 
@@ -24,7 +24,7 @@ class Guard:
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of a tensor: it, and a copy of it
 
     def keep(self, tensors: Iterable[Tensor], done: Tensor | None) -> None:
-        """Copy tensors that are about to move; where `done` is 1 they have moved already, and the old copy is right."""
+        """Copy tensors that are about to move. If `done` is 1 they have moved already, and the old copy is right."""
         old, self._kept = self._kept, {}
         for t in tensors:
             if done is not None and id(t) in old:
@@ -34,11 +34,14 @@ class Guard:
                 self._kept[id(t)] = (t, t.clone())
 
     def forget(self) -> None:
-        """The step has come to its end."""
+        """Drop the copies: the step has ended."""
         self._kept = {}
 
     def look(self, followed: Named, step: int | None) -> Tensor | None:
-        """1 if the weights are finite, else 0 and what was kept is back; None if they are known to be finite."""
+        """Return 1 if the weights are finite; if not, put the copies back and return 0, or raise.
+
+        None means that the weights are known to be finite.
+        """
         weights = [w for _, w in followed]
         good = least(arithmetic.finite([local(w) for w in weights]), weights)
         if self.raises and bool(good):
@@ -66,7 +69,7 @@ class Guard:
         return bool(least(arithmetic.finite([local(w) for w in weights]), weights))
 
     def _what(self, weights: Named) -> str:
-        """Names the first bad one, on all ranks the same."""
+        """Name the first bad parameter, the same one on all ranks."""
         bad = [i for i, (_, w) in enumerate(weights) if not bool(arithmetic.finite([local(w)]))]
         first = least(torch.tensor(bad[0] if bad else len(weights)), [w for _, w in weights])
         return f"parameter {weights[int(first)][0]!r} is not finite"

@@ -1,4 +1,4 @@
-"""Around every step of an optimizer, exactly once, whoever takes it."""
+"""Hooks around every step of an optimizer, called exactly once per step."""
 
 import sys
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from torch.optim import Optimizer
 
 
 class StepHooks:
-    """Calls `before()` and `after()` around each step of an optimizer, by its own hooks.
+    """Calls `before()` and `after()` around each step of an optimizer, by torch's own step hooks.
 
-    A subclass whose `step` calls `super().step()` fires the hooks of both once the parent class has been instantiated;
-    only the outermost step counts. Steps are told apart by their frames on the stack, not by counting, because a step
-    that raised never fires its second hook.
+    A subclass whose `step` calls `super().step()` fires the hooks of both classes once the parent class has been
+    instantiated. Only the outermost step counts. Steps are told apart by their frames on the stack, not by counting,
+    because a step that raises never fires its second hook.
     """
 
     def __init__(self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._before, self._after = before, after
         self._open = False
         self._step: FrameType | None = None  # the outermost step under way
-        # Hooks stay out of compiled graphs: they may decide, count and allocate.
+        # Hooks stay out of compiled graphs, because they decide, count and allocate.
         self._handles = [
             optimizer.register_step_pre_hook(torch.compiler.disable(self._pre)),  # type: ignore[no-untyped-call]
             optimizer.register_step_post_hook(torch.compiler.disable(self._post)),  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ class StepHooks:
 
 
 def _step_frame() -> FrameType | None:
-    """The innermost frame of torch's wrapper around `step`, from which hooks are called."""
+    """Return the innermost frame of torch's wrapper around `step`, which calls the hooks."""
     torch_file = Optimizer.profile_hook_step.__code__.co_filename
     frame: FrameType | None = sys._getframe()
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("wrapper", torch_file):

@@ -1,4 +1,4 @@
-"""What a model calls its tensors, whatever it is wrapped in.
+"""The names that a model gives its tensors, whatever wraps the model.
 
 Wrappers (DDP, torch.compile, FSDP1, activation checkpointing) are recognised by their type and looked through, at the
 root and inside; names are never cut, so that an attribute of the user's own called `module` keeps its name.
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from .shard import is_sharded, loaded, reshard
 
-# Where each wrapper is defined, and the attribute it keeps the wrapped module in. The classes are looked up in what is
-# already imported: a model cannot be wrapped by a class that nobody has loaded.
+# Where each wrapper is defined, and the attribute that holds the wrapped module. The classes are looked up among loaded
+# modules: a model cannot be wrapped by a class that has not been imported.
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
@@ -26,7 +26,7 @@ _WRAPPERS = (
 
 
 def _wrapped_under(module: nn.Module) -> str | None:
-    """The attribute under which `module` keeps the module it wraps; None if it is no wrapper."""
+    """Return the attribute that holds the wrapped module; None if `module` is not a wrapper."""
     for where, name, attribute in _WRAPPERS:
         if isinstance(module, loaded(where, name)):
             return attribute
@@ -34,7 +34,7 @@ def _wrapped_under(module: nn.Module) -> str | None:
 
 
 def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
-    """Every unwrapped module as (its clean prefix, the prefixes that lead to it through its wrappers, the module)."""
+    """Yield every unwrapped module as (its clean prefix, the prefixes that lead to it through wrappers, the module)."""
 
     def visit(module: nn.Module, clean: str, spelled: str) -> Iterator[tuple[str, list[str], nn.Module]]:
         spellings = [spelled]
@@ -50,21 +50,21 @@ def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
 
 
 def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by clean name; a tied one once, under its first name.
+    """Return parameters by clean name; a tied one once, under its first name.
 
-    Under FSDP2 those are the sharded ones, which the optimizer holds: what was gathered for a forward is let go.
+    Under FSDP2 these are the sharded parameters, which the optimizer holds: gathered ones are freed first.
     """
     reshard(root)
     return _first_names(root, lambda module: module._parameters)
 
 
 def named_buffers(root: nn.Module) -> dict[str, Tensor]:
-    """Buffers by clean name, each once."""
+    """Return buffers by clean name, each once."""
     return _first_names(root, lambda module: module._buffers)
 
 
 def persistent_buffers(root: nn.Module) -> dict[str, Tensor]:
-    """Those of them that the model's own checkpoints hold."""
+    """Return the buffers that the model's own checkpoints hold, by clean name."""
     return _first_names(
         root, lambda m: {name: b for name, b in m._buffers.items() if name not in m._non_persistent_buffers_set}
     )
@@ -82,18 +82,18 @@ def _first_names(root: nn.Module, slots: Callable[[nn.Module], dict[str, Any]]) 
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy that nobody else holds."""
+    """Return a copy of its own."""
     return tensor.detach().clone()
 
 
 def state_dict_with(
     root: nn.Module, replaced: dict[int, Tensor], take: Callable[[Tensor], Any] = copied
 ) -> dict[str, Any]:
-    """Copies of what the plain model's own `state_dict()` holds, some tensors (by id) replaced by others.
+    """Return copies of what the plain model's own `state_dict()` holds, with some tensors (by id) replaced by others.
 
-    The model is asked itself, hooks, extra state and all, while its slots hold the other tensors; no weight is
-    written. Each tensor is taken by `take`, one after the other, and let go of, and so is `replaced`: never are there
-    two copies of everything. What is tied in the model is tied in its state.
+    The model's own method is called, with hooks and extra state, while its slots hold the other tensors; no weight is
+    written. `take` copies one tensor after the other, and each original is freed at once, so that there are never two
+    copies of everything. What is tied in the model is tied in its state.
     """
     reshard(root)
     modules = list(walk(root))
@@ -128,7 +128,7 @@ def state_dict_with(
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Where a tensor lies and what it looks like; None for one whose place says nothing, here or on other ranks."""
+    """Return where a tensor lies and how it is laid out; None if its address does not identify it."""
     if is_sharded(tensor) or tensor.layout != torch.strided or not tensor.numel():
         return None
     return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()

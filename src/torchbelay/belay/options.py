@@ -1,4 +1,4 @@
-"""The rarer settings of a Belay, checked once."""
+"""The rarer settings of a Belay, checked when it is constructed."""
 
 from dataclasses import dataclass
 from typing import Literal, TypedDict
@@ -29,28 +29,28 @@ class OptionArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """How the averages are kept.
+    """How averages are kept and moved.
 
     Args:
         dtype: of the averages. None: float32 for float32, bfloat16 and float16 weights, else the weights' own.
-        buffers: what the average has for buffers (BatchNorm's statistics, say). "copy": the model's own, until
-            `torch.optim.swa_utils.update_bn` is run inside `averaged()`, whose result it keeps until the next step;
-            "average": averaged like weights, integers copied; "ignore": model and average share them.
+        buffers: the buffers (such as BatchNorm's statistics) that go with the average. "copy": the model's own, until
+            `torch.optim.swa_utils.update_bn` is run inside `averaged()`; that result is kept until the next step.
+            "average": averaged like weights, integers copied. "ignore": model and average share them.
         every: couple at every N-th step only, as strongly as N steps would.
-        start: let the averages begin after this many steps, as copies of the weights then; 0: at construction.
-        impl: "foreach", "triton" or "reference"; "auto" is the fastest that runs where the weights are.
-        rounding: of bfloat16 weights that the average pulls. "nearest"; or "stochastic", up or down by chance so that
-            the mean is right and a pull too small for a bit still counts. That is done by the Triton kernels alone.
-        on_nonfinite: what to do when an averaged weight is nan or inf after the optimizer's step. "ignore": nothing is
-            looked at. "skip": for the averages the step has not been: none of them moves, none pulls, and it is not
-            counted; the weights stay as the optimizer left them. "raise": the same, and a FloatingPointError names the
-            first bad parameter. Either reads the weights once more at every coupling, keeps a copy of an average that
-            moves before the step, has optimizers of `torchbelay.optim` step on their own, and, where weights are
-            sharded, has the ranks agree on one number; "raise" waits for the device. Averages then begin, at
-            construction, `start` or `reset()`, at finite weights only.
-        device: None: averages are where their parameters are. "cpu": in host memory (pinned, for a GPU), for averages
+        start: begin the averages after N steps, as copies of the weights at that step; 0: at construction.
+        impl: "foreach", "triton" or "reference"; "auto" is the fastest one that runs on the weights' device.
+        rounding: how to round bfloat16 weights that the average pulls. "nearest"; or "stochastic": up or down at
+            random, so that the mean is right and a pull smaller than a bit still counts. Only Triton kernels do that.
+        on_nonfinite: what to do if an averaged weight is nan or inf after the optimizer's step. "ignore": the weights
+            are not looked at. "skip": averages ignore the step, it is not counted, and the weights stay as the
+            optimizer left them. "raise": the same, and a FloatingPointError names the first bad parameter.
+            Costs of "skip" and "raise": the weights are read once more at every coupling; an average that moves before
+            the step is copied; optimizers of `torchbelay.optim` do not take the averages along; sharded models
+            exchange one number; "raise" waits for the device. Averages begin (at construction, `start` or `reset()`)
+            at finite weights only.
+        device: None: averages are beside their parameters. "cpu": in host memory (pinned, for a GPU), for averages
             that only watch. On a GPU they are copied there and back, piece by piece, beside the next forward and
-            backward; whoever writes to weights by hand between two steps must synchronise first.
+            backward; code that writes to weights by hand between two steps must synchronise first.
 
     >>> Options(every=4).impl
     'auto'
@@ -85,5 +85,5 @@ class Options:
         return self.device is not None
 
     def saved(self) -> dict[str, int | str]:
-        """What a checkpoint must agree about."""
+        """Return the options that a checkpoint must agree about."""
         return {"every": self.every, "start": self.start, "buffers": self.buffers}

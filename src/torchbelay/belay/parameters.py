@@ -21,6 +21,7 @@ class Parameters:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._model, self._optimizer = model, optimizer
+        self.given_lr: float | None = None  # of a step that is taken by hand
         self._held: list[list[Tensor]] = []
         self._held = [list(group) for group in self._look()]
         self.all = [p for group in self._held for p in group]  # the same list for as long as the same are held
@@ -53,9 +54,10 @@ class Parameters:
         """Return the group of each parameter, by its id."""
         return {id(p): group for group, parameters in enumerate(self._held) for p in parameters}
 
-    def lr(self, group: int) -> Any:
-        """Return the learning rate of a group as the optimizer has it; None if it has none."""
-        return None if self._optimizer is None else self._optimizer.param_groups[group].get("lr")
+    def lr(self, group: int) -> float | None:
+        """Return the learning rate of a group; None if the optimizer, or `before_step(lr=...)`, gives none."""
+        lr = self.given_lr if self._optimizer is None else self._optimizer.param_groups[group].get("lr")
+        return None if lr is None else float(lr)
 
     def wanted(self, averages: Collection[Average]) -> dict[str, list[Wanted]]:
         """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
@@ -73,7 +75,7 @@ class Parameters:
                     if key not in checked:
                         check_method(
                             method,
-                            float(self.lr(group) or 0.0),
+                            self.lr(group) or 0.0,
                             pulls=average.pulls,
                             hosted=average.hosted,
                             average=average.name,

@@ -89,6 +89,20 @@ class Plan:
         """Whether a step now would be recorded in a CUDA graph."""
         return self._on_gpu and torch.cuda.is_current_stream_capturing()
 
+    def check_capture(self, asks: bool) -> None:
+        """Refuse what a replayed graph cannot do: ask the host."""
+        if self._options.hosted or self._options.on_nonfinite == "raise":
+            raise RuntimeError(
+                "a captured graph cannot replay averages with device='cpu' or on_nonfinite='raise', which need the "
+                "host at every step; take the step outside the graph"
+            )
+        if asks:
+            raise RuntimeError(
+                "a captured graph cannot replay this average: its numbers come from the host at every step (a method "
+                "that sees the learning rate or says nothing of itself, averages that have not begun, averaged "
+                "buffers, or weights that go the foreach way); take the step outside the graph"
+            )
+
     def moves(self, step: int | None, lr: Callable[[Cohort], float], memories: Memories) -> list[Move]:
         """Return the moves of a step; `step` is its number, or None if the host need not know it.
 

@@ -1,9 +1,9 @@
-"""Tensors that are spread over ranks (DTensor): the part that is here, and what the ranks must agree about.
+"""Sharded models (FSDP2, HSDP, tensor parallel): the local part of a DTensor, and what the ranks must agree about.
 
-An average is spread like its parameter. A step works on the local parts alone, as on any tensor, and nobody talks to
-anybody; only what is about the whole (a norm, a bad number anywhere, a full copy) is a collective.
+An average is sharded like its parameter. A step works on the local parts alone and needs no communication. Only what
+concerns the whole (a norm, a non-finite number anywhere, a full copy) is a collective.
 
-Nothing of torch.distributed is imported here: a tensor cannot be spread by a class that nobody has loaded.
+Nothing of torch.distributed is imported here: a tensor cannot be sharded by a class that has not been imported.
 """
 
 import sys
@@ -17,7 +17,7 @@ _FLATTENED = {"_fsdp_flattened", "_is_flat_param"}  # what FSDP1 marks an origin
 
 
 def loaded(where: str, name: str) -> Any:
-    """A class if somebody has imported its module, else what nothing is an instance of."""
+    """Return a class if its module has been imported; else (), of which nothing is an instance."""
     return getattr(sys.modules.get(where), name, ())
 
 
@@ -27,12 +27,12 @@ def is_sharded(t: Tensor) -> bool:
 
 
 def local(t: Tensor) -> Tensor:
-    """The part of a tensor that is here, the same object each time; an ordinary tensor is here as a whole."""
+    """Return the local part of a sharded tensor, the same object each time; any other tensor is returned as it is."""
     return t._local_tensor if is_sharded(t) else t  # type: ignore[attr-defined]
 
 
 def with_local(t: Tensor, part: Tensor) -> Tensor:
-    """A tensor that is spread like `t` and has this part of it here, of the same dtype and shape."""
+    """Return a tensor that is sharded like `t`, with this local part of the same dtype and shape."""
     if not is_sharded(t):
         return part
     names, about = t.__tensor_flatten__()  # type: ignore[attr-defined]
@@ -41,10 +41,10 @@ def with_local(t: Tensor, part: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Let every FSDP module hold its shards, not what it gathered of others' for its last forward.
+    """Let every FSDP module hold its shards, not the full weights that it gathered for its last forward.
 
-    The root keeps that until the next backward: as long as it does, it computes with the old weights whatever is
-    written to the shards, and has other parameters than the optimizer.
+    The root module keeps gathered weights until the next backward. Until then it computes with the old weights whatever
+    is written to the shards, and its parameters are not those of the optimizer.
     """
     kind = loaded("torch.distributed.fsdp", "FSDPModule")
     for module in model.modules() if kind else ():
@@ -55,8 +55,8 @@ def reshard(model: nn.Module) -> None:
 def is_flattened(model: nn.Module) -> bool:
     """Whether FSDP1 has made flat pieces of the weights, which do not know what they are part of.
 
-    It has not where it shards nothing and keeps the original parameters. Of a module from inside FSDP1 nobody can tell:
-    its parameters are marked, but how they are sharded only what wraps them knows.
+    FSDP1 does not do that if it shards nothing and keeps the original parameters. A module from inside FSDP1 counts as
+    flattened: its parameters are marked, but only the wrapper around it knows how they are sharded.
     """
     kind = loaded("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
     wrappers = [module for module in model.modules() if isinstance(module, kind)]
@@ -70,13 +70,13 @@ def is_flattened(model: nn.Module) -> bool:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that gets what is gathered; one that is alone is."""
+    """Whether this process is the one that gets what is gathered; true for a process that is alone."""
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
 def gathered(t: Tensor) -> Tensor | None:
-    """All of a tensor in the first rank's host memory, None elsewhere; a collective if it is spread."""
+    """Return the whole tensor in the first rank's host memory, None on other ranks; a collective if it is sharded."""
     whole = t.detach()
     if is_sharded(t):
         if 0 not in t.device_mesh.mesh:  # type: ignore[attr-defined]
@@ -90,7 +90,7 @@ def gathered(t: Tensor) -> Tensor | None:
 
 
 def why_not_like(t: Tensor, like: Tensor) -> str | None:
-    """What keeps `t`, of the same shape, from being written to `like` without talking to other ranks."""
+    """Return why `t`, of the same shape, cannot be written to `like` without communication; None if it can."""
     if is_sharded(t) and not is_sharded(like):
         return "it is spread over ranks in the checkpoint and not here"
     if not is_sharded(like):
@@ -104,7 +104,7 @@ def why_not_like(t: Tensor, like: Tensor) -> str | None:
 
 
 def part_for(t: Tensor, like: Tensor) -> Tensor:
-    """The part of `t` that belongs in the local part of `like`, where there is no reason why not."""
+    """Return the part of `t` that belongs in the local part of `like`; `why_not_like` has been asked before."""
     if is_sharded(t) or not is_sharded(like):
         return local(t)
     from torch.distributed.tensor import distribute_tensor
@@ -117,7 +117,7 @@ def part_for(t: Tensor, like: Tensor) -> Tensor:
 
 
 def summed(values: Tensor, over: Tensor) -> Tensor:
-    """Sums of numbers from every rank that has a part of `over`, each part once; everybody must call."""
+    """Return sums of numbers over all ranks that hold a part of `over`, each part counted once; a collective."""
     for dim, placement in enumerate(over.placements) if is_sharded(over) else ():  # type: ignore[attr-defined]
         if not placement.is_replicate():
             values = _reduced(values, over.device_mesh, dim, "SUM")  # type: ignore[attr-defined]
@@ -125,12 +125,12 @@ def summed(values: Tensor, over: Tensor) -> Tensor:
 
 
 def spread_like(t: Tensor) -> object:
-    """What tensors have in common whose parts are summed over the same ranks."""
+    """Return a key that is equal for tensors whose parts are summed over the same ranks."""
     return (t.device_mesh, t.placements) if is_sharded(t) else None  # type: ignore[attr-defined]
 
 
 def least(value: Tensor, tensors: Iterable[Tensor]) -> Tensor:
-    """The least of a number over all ranks that share any of the tensors; everybody must call if any is spread."""
+    """Return the least of a number over all ranks that share any of the tensors; a collective if any is sharded."""
     meshes = dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t))  # type: ignore[attr-defined]
     for mesh in meshes:
         for dim in range(mesh.ndim):

@@ -1,6 +1,5 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -10,13 +9,12 @@ from torch.optim import Optimizer
 from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import choose
 
-from .average import Entry
 from .averages import Averages
 from .clock import Clock
-from .cohort import Cohort
 from .options import Options
 from .plan import Memories, Plan, Work
 from .shard import local
+from .states import Ahead, Idle, Skipped, State, UnderWay
 from .swap import Swap
 
 _MOVED = torch.ones((), device="cpu")
@@ -28,38 +26,6 @@ class FusingOptimizer(Protocol):
 
     def expect_averages(self, work: Work) -> bool:
         """Whether the optimizer will, in its coming step, either carry this work out or call its `lead()`."""
-
-
-# The states of a stepper. `moved` is 1 if the averages have moved for a step that has not ended, else 0 or None.
-
-
-@dataclass(frozen=True)
-class Idle:
-    """No step is under way, and weights and averages belong to the same step."""
-
-    moved: None = None
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """No step is under way, but the averages have moved for one that raised: the next must not move them again."""
-
-    moved: Tensor
-
-
-@dataclass(frozen=True)
-class UnderWay:
-    """`before()` has been called, `after()` not yet. If the optimizer raises, this state stays until the next step."""
-
-    work: Work
-    moved: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A step is under way that mixed-precision training skips: nothing moves in it."""
-
-    moved: Tensor | None
 
 
 class Stepper:
@@ -75,10 +41,9 @@ class Stepper:
         alone = averages.guard is not None or not self.backend.fuses
         fusing: object = None if alone else optimizer
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
-        self._state: Idle | Ahead | UnderWay | Skipped = Idle()
+        self._state: State = Idle()
         self._plan: Plan | None = None
         self.swap: Swap | None = None  # the model holds an average at present
-        self.lr: float | None = None  # of a step that is taken by hand
         self.carried = False  # whether the optimizer took the averages along in the last step
 
     @torch.no_grad()
@@ -95,7 +60,7 @@ class Stepper:
             state.work.closed = True
         asks, capturing = plan.must_ask(), plan.is_capturing()
         if capturing:
-            self._check_capture(asks)
+            plan.check_capture(asks)
         keep = None
         found_inf = getattr(self._optimizer, "found_inf", None)  # GradScaler's, for optimizers that skip by themselves
         if found_inf is not None:
@@ -109,7 +74,7 @@ class Stepper:
             step = self._clock.count + 1
         memories: Memories = []
         work = Work(
-            plan.moves(step, self._lr, memories),
+            plan.moves(step, self._averages.lr, memories),
             self._averages.parameters.all,
             keep,
             self._clock,
@@ -134,20 +99,6 @@ class Stepper:
             averages.regroup()
             self._plan = Plan(self._model, averages, self.backend, self._options)
         return self._plan
-
-    def _check_capture(self, asks: bool) -> None:
-        """Refuse what a replayed graph cannot do: ask the host."""
-        if self._options.hosted or self._options.on_nonfinite == "raise":
-            raise RuntimeError(
-                "a captured graph cannot replay averages with device='cpu' or on_nonfinite='raise', which need the "
-                "host at every step; take the step outside the graph"
-            )
-        if asks:
-            raise RuntimeError(
-                "a captured graph cannot replay this average: its numbers come from the host at every step (a method "
-                "that sees the learning rate or says nothing of itself, averages that have not begun, averaged "
-                "buffers, or weights that go the foreach way); take the step outside the graph"
-            )
 
     @torch.no_grad()
     def lead(self) -> None:
@@ -261,28 +212,6 @@ class Stepper:
         cohorts = [cohort for average in self._averages for cohort in average.cohorts]
         names = dict.fromkeys(map(self.backend.used_for, cohorts)) or [self.backend.name]
         return ", ".join(names) + (" in one pass with the optimizer" if self.carried else "")
-
-    # Learning rates ----------------------------------------------------------------------------------------------
-
-    def effective_lr(self, entry: Entry) -> float | None:
-        """Return what is left of an entry's learning rate in the long run; None if there is none."""
-        lr = self._nominal_lr(entry.group)
-        return None if lr is None else lr * entry.effective_lr_scale(self._clock.count, lr, self._options.every)
-
-    def _lr(self, cohort: Cohort) -> float:
-        """Return the learning rate of a cohort that has one optimizer group."""
-        assert cohort.group is not None
-        lr = self._nominal_lr(cohort.group)
-        if lr is None and cohort.varies == "lr":
-            raise ValueError(
-                f"{cohort.method!r} needs the learning rate: give it as before_step(lr=...), or give the "
-                "optimizer's groups an 'lr'"
-            )
-        return 0.0 if lr is None else lr
-
-    def _nominal_lr(self, group: int) -> float | None:
-        lr = self.lr if self._optimizer is None else self._averages.parameters.lr(group)
-        return None if lr is None else float(lr)
 
 
 def reading_waits(number: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The model holds an average for a while, and gets its weights back."""
+"""Putting an average into the model for a while, and the weights back."""
 
 import signal
 import threading
@@ -20,10 +20,10 @@ from .shard import local, reshard
 
 
 class Swap:
-    """Puts an average into the model when made; `undo()` puts the weights back, bit for bit.
+    """Puts an average into the model when constructed; `undo()` puts the weights back, bit for bit.
 
-    Where weights and average have one dtype they trade places in place. Elsewhere the average is rounded into the model
-    and the weights are kept aside, so that neither loses a bit. One that cannot be made leaves everything as it was.
+    If weights and average have one dtype, they trade places in place. If not, the average is rounded into the model and
+    the weights are set aside, so that neither loses a bit. If construction fails, everything is as it was.
     """
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
@@ -38,7 +38,7 @@ class Swap:
         # All that needs memory comes first: when it runs out, nothing has moved yet.
         self._aside = {id(e.w1): local(e.w1).detach().clone() for e in rounded}
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
-        self._own: dict[int, Tensor] = {}  # the model's buffers by id, each once however many modules share it
+        self._own: dict[int, Tensor] = {}  # copies of the model's buffers by id, one per buffer that modules share
         for _, _, module in modules.walk(model) if buffers else ():
             for key, buffer in module._buffers.items():
                 if buffer is not None:
@@ -69,7 +69,7 @@ class Swap:
             buffer.copy_(self._own[id(buffer)])
 
     def _undo_converted(self) -> None:
-        """Somebody converted the model inside the block: its dtype stays, and the average takes what is left of it."""
+        """Handle a model that was converted inside the block: its dtype stays, and the average was rounded to it."""
         converted = [e for e in self._traded if e.w1.dtype != e.w2.dtype]
         for w1, w2 in zip(*local_parts(converted), strict=True):
             weights = w2.clone()
@@ -79,36 +79,36 @@ class Swap:
             warn(f"the model was converted to {converted[0].w1.dtype} inside averaged(): the average was rounded to it")
 
     def changed_buffers(self) -> bool:
-        """Whether anybody wrote to a buffer, or replaced it, since the swap."""
+        """Whether a buffer was written to or replaced since the swap."""
         return any(
             slots.get(key) is not buffer or buffer._version != version
             for (slots, key, buffer), version in zip(self._slots, self._versions, strict=True)
         )
 
     def buffers(self) -> dict[str, Tensor]:
-        """Copies of the buffers as they are in the model now."""
+        """Return copies of the buffers as they are in the model now."""
         return {name: b.detach().clone() for name, b in modules.named_buffers(self._model).items()}
 
     def weights(self, entry: Entry) -> Tensor:
-        """Where w1 of an entry of any average is at present, as far as it is here."""
+        """Return the local part of w1 of an entry of any average, wherever it is at present."""
         if id(entry.w1) in self._aside:
             return self._aside[id(entry.w1)]
         swapped = self.average.entries.get(entry.name)
         return local(entry.w1 if swapped is None else swapped.w2)
 
     def value(self, entry: Entry, average: str) -> Tensor:
-        """Where w2 of an entry of the average of that name is at present."""
+        """Return w2 of an entry of the average of that name, wherever it is at present."""
         traded = average == self.average.name and id(entry.w1) not in self._aside
         return entry.w1.detach() if traded else entry.w2
 
     def own_buffers(self) -> dict[str, Tensor]:
-        """The model's own buffers, by name, while the average's are in it."""
+        """Return the model's own buffers, by name, while the average's are in the model."""
         return {name: self._own.get(id(b), b) for name, b in modules.named_buffers(self._model).items()}
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold a Ctrl-C back until the block is done: between two copies it would lose weights."""
+    """Hold a Ctrl-C back until the block is done, because between two copies it would lose weights."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

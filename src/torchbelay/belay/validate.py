@@ -1,4 +1,4 @@
-"""What Belay refuses or warns of, before anything is attached."""
+"""What Belay refuses, or warns about, before anything is attached."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ from .shard import is_flattened
 
 
 def check_model(model: object) -> None:
-    """Only a module has names, and only whole tensors or DTensors have averages that can be evaluated and saved."""
+    """Refuse what is not a module, and weights that FSDP1 has flattened: their average could not be evaluated."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that is trained")
     if is_flattened(model):
@@ -30,7 +30,7 @@ def check_model(model: object) -> None:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Only what has torch's step hooks can be attached to."""
+    """Refuse an optimizer without torch's step hooks."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer={type(optimizer).__name__} is not a torch.optim.Optimizer; pass the one inside it, or None and "
@@ -43,7 +43,7 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, average: str, every: int) -> None:
-    """Refuse a method that is none, is unstable, pulls where it may only watch, or cannot be thinned out."""
+    """Refuse what is not a method, an unstable one, a pull that is not allowed, and an `every` that does not fit."""
     if isinstance(method, type) or not isinstance(method, Method):
         raise TypeError(
             f"the method for {average!r}, {method!r}, has no coupling(step, lr); give a Spring, for example"
@@ -71,7 +71,7 @@ def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, averag
 
 
 def _check_thinning(method: Method, coupling: Coupling, every: int) -> None:
-    """Refuse `every` for what needs each single step."""
+    """Refuse `every` > 1 for a method that needs each single step."""
     reasons = {
         "it adds a force of its own at every step": not coupling.relaxes or coupling.a < 0,
         "its velocities move at every step": any(inertias(method)),
@@ -84,7 +84,7 @@ def _check_thinning(method: Method, coupling: Coupling, every: int) -> None:
 
 
 def pulls_weights(method: Method, lr: float) -> bool:
-    """Whether the weights will feel the average; a method that begins to later says so by `pulls`."""
+    """Whether the weights will feel the average; a method that pulls only later says so by `pulls`."""
     swings = inertias(method)[0] is not None
     return swings or bool(getattr(method, "pulls", False)) or _first_coupling(method, lr).pulls
 
@@ -94,7 +94,7 @@ def _first_coupling(method: Method, lr: float) -> Coupling:
 
 
 def check_kernels(found: Iterable[Wanted], *, impl: str, rounding: str) -> None:
-    """Refuse options that only kernels can keep, where they do not run."""
+    """Refuse options that need kernels, for parameters that kernels cannot take."""
     if is_interpreted():
         return
     for name, p, _, _ in found:
@@ -112,7 +112,7 @@ def check_kernels(found: Iterable[Wanted], *, impl: str, rounding: str) -> None:
 
 
 def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None, *, rounding: str = "nearest") -> None:
-    """Warn where a pull on the weights meets what cannot take it."""
+    """Warn about a pull on 16-bit weights, and about a pull under LBFGS."""
     pulling: dict[int, bool] = {}  # a method has many parameters
     pulled = []
     for name, p, method, _ in found:
