@@ -339,7 +339,7 @@ def test_for_steps_printed_accepts_just_above_what_its_advice_says() -> None:
     ("setting", "message"),
     [
         ({"m1": 10.0, "m2": INF}, r"holds its average still: .* give m2 a finite value"),
-        ({"m1": 0.9, "m2": 0.9}, r"closes 1\.111 of the distance a step; .* lower k"),
+        ({"m1": 0.9, "m2": 0.9}, r"closes 1\.111 of the distance per step; .* lower k"),
     ],
 )
 def test_matched_ema_refuses(setting: Setting, message: str) -> None:
@@ -357,7 +357,7 @@ def test_matched_ema_refuses(setting: Setting, message: str) -> None:
         ({"c1": 30.0, "c2": 60.0}, r"δ .* = 1\.5 and ω² = 0\.15 need .* leave c1 and c2 out"),
         (
             {"c1": 0.0, "c2": 0.1},
-            r"grows by 1\.0\d+ a step; change the damping \(c1=0\.0, c2=0\.1\), lower k=1\.0",
+            r"grows by 1\.0\d+ per step; change the damping \(c1=0\.0, c2=0\.1\), lower k=1\.0",
         ),
         ({"m1": INF, "m2": INF}, r"both masses are infinite.*; give one of them a finite mass"),
     ],
