@@ -3,9 +3,9 @@
 import itertools
 import math
 import pickle
-from importlib import import_module
 from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError, astuple
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,7 @@ def test_frozen(method: Any, expected: object) -> None:
         setattr(method, name, 0.5)
 
 
-# The averages that the formulas make ---------------------------------------------------------------------------------------
+# The averages that the formulas make -----------------------------------------------------------------------------
 
 
 def follow_path(method: Any, path: Sequence[float]) -> float:
