@@ -363,25 +363,25 @@ def test_two_calls_for_one_step_return_the_same(fresh: Any) -> None:
     assert twice == once
 
 
-def test_out_of_order_it_takes_the_learning_rate_for_constant(fresh: Any) -> None:
+def test_out_of_order_it_takes_the_learning_rate_as_constant(fresh: Any) -> None:
     ask(fresh, [0.1, 0.4, 0.2])
     constant = ask(fresh.fresh(), [0.3] * 7)
     assert four(fresh.coupling(7, 0.3)) == pytest.approx(constant[6], rel=1e-14)
     assert four(fresh.coupling(1, 0.3)) == pytest.approx(constant[0], rel=1e-14)
-    assert ask(fresh, [0.3] * 6, first=2) == pytest.approx(np.array(constant[1:]), rel=1e-14)  # and goes on from there
+    assert ask(fresh, [0.3] * 6, first=2) == pytest.approx(np.array(constant[1:]), rel=1e-14)  # then in order again
 
 
-def test_fresh_forgets_and_leaves_the_other_alone(fresh: Any) -> None:
+def test_fresh_is_a_copy_without_memory(fresh: Any) -> None:
     first = ask(fresh, SCHEDULE)
     memory = fresh.memory
     new = fresh.fresh()
-    assert (new.memory, new) == ((), fresh)  # equal: a memory is no part of what a method is
+    assert (new.memory, new) == ((), fresh)  # equal, because the memory is not part of the method
     assert ask(new, SCHEDULE) == first
     ask(new, [1.0])
     assert fresh.memory == memory
 
 
-def test_remember_goes_on_where_a_checkpoint_stopped(fresh: Any) -> None:
+def test_remember_continues_from_a_checkpoint(fresh: Any) -> None:
     whole = ask(fresh, SCHEDULE)
     for cut in range(1, len(SCHEDULE)):
         first = fresh.fresh()

@@ -73,11 +73,11 @@ class Spring:
 
     def __repr__(self) -> str:
         """Return the call that makes this spring; checkpoints compare it."""
-        said = [f for f in fields(self) if f.name in ("k", "m1", "m2") or getattr(self, f.name) != f.default]
-        plain = [f.name for f in said] == ["k", "m1", "m2", "follow"] and (self.m1, self.m2) == (math.inf, 1.0)
+        shown = [f for f in fields(self) if f.name in ("k", "m1", "m2") or getattr(self, f.name) != f.default]
+        plain = [f.name for f in shown] == ["k", "m1", "m2", "follow"] and (self.m1, self.m2) == (math.inf, 1.0)
         if plain and 2 * (1 - self.beta) == self.k:
             return f"Spring.ema(decay={self.beta!r})"
-        return f"Spring({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in said)})"
+        return f"Spring({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
     def _set(self, name: str, value: float | None) -> None:
         object.__setattr__(self, name, value)  # frozen; set only to make Spring(1, …) equal Spring(1.0, …)
@@ -201,12 +201,12 @@ class Spring:
 
     @cached_property
     def inertia1(self) -> Inertia | None:
-        """Motion of the weights' velocity v1, or None if positions do not depend on it."""
+        """The motion of the weights' velocity v1, or None if positions do not depend on it."""
         return self._inertia(self.m1, self._delta(self.m1, self.c1), self._force_scale / self.dt)
 
     @cached_property
     def inertia2(self) -> Inertia | None:
-        """Motion of the average's velocity v2, or None if positions do not depend on it."""
+        """The motion of the average's velocity v2, or None if positions do not depend on it."""
         return self._inertia(self.m2, self._delta(self.m2, self.c2), 0.0)
 
     @property
@@ -322,7 +322,7 @@ class Spring:
 
     @property
     def effective_lr_scale(self) -> float:
-        """The drift of both masses per step under a constant update of 1: the share of the learning rate that acts."""
+        """The long-run motion of both masses per step under a constant update of 1: a factor on the learning rate."""
         if not self.has_velocity:
             return self.coupling().effective_lr_scale
         if self.force == "derived" and self.m1 < math.inf:
