@@ -75,7 +75,7 @@ def test_help_and_explain_import_neither_torch_nor_numpy(line: str) -> None:
     assert "torchbelay.cli.parser" in modules  # the list is that of the command
     assert done.stdout
     assert not {module.partition(".")[0] for module in modules} & {"torch", "numpy"}
-    assert len(modules) < 130  # 85 with Python 3.11, nearly all of them the standard library's; with torch 1,500
+    assert len(modules) < 130  # 85 with Python 3.11, nearly all of them the standard library's; about 2,000 with torch
 
 
 def test_the_verbs_have_one_file_each() -> None:

@@ -1,8 +1,8 @@
 """Spring: two masses on a damped spring, the weights w1 (mass m1) and their average w2 (mass m2).
 
 Notation is that of Algorithm 1 of "Exponential weight averaging as damped harmonic motion" (Patsenker, Li and
-Kluger, 2023): κi = k·Δt²/(2·mi), α = 1 − κ1, β = 1 − κ2. docs/errata.md lists where the
-paper contradicts itself, and the choice made here with its reason.
+Kluger, 2023): κi = k·Δt²/(2·mi), α = 1 − κ1, β = 1 − κ2. The paper contradicts itself in places; docs/errata.md lists
+them, with the choice made here and its reason.
 """
 
 import math
