@@ -1,13 +1,22 @@
-"""Weight averaging for PyTorch as two masses on a damped spring."""
+"""Weight averaging for PyTorch as two masses on a damped spring.
 
-from . import optim
+Names are imported at their first use: `import torchbelay` is quick, and the physics and `torchbelay explain` run
+without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from ._version import __version__ as __version__
-from .belay import Belay
-from .physics import methods
-from .physics.coupling import Coupling
-from .physics.method import Method
-from .physics.spring import Spring
-from .physics.warnings import BelayWarning, UnstableSpringWarning
+
+if TYPE_CHECKING:
+    from . import optim
+    from .belay import Belay
+    from .physics import methods
+    from .physics.coupling import Coupling
+    from .physics.method import Method
+    from .physics.spring import Spring
+    from .physics.warnings import BelayWarning, UnstableSpringWarning
 
 __all__ = [
     "Belay",
@@ -19,3 +28,37 @@ __all__ = [
     "methods",
     "optim",
 ]
+
+# Where the public names live, and the modules that are attributes of the package.
+_OBJECTS = {
+    "Belay": "torchbelay.belay",
+    "BelayWarning": "torchbelay.physics.warnings",
+    "Coupling": "torchbelay.physics.coupling",
+    "Method": "torchbelay.physics.method",
+    "Spring": "torchbelay.physics.spring",
+    "UnstableSpringWarning": "torchbelay.physics.warnings",
+}
+_MODULES = {
+    "belay": "torchbelay.belay",
+    "methods": "torchbelay.physics.methods",
+    "ops": "torchbelay.ops",
+    "optim": "torchbelay.optim",
+    "physics": "torchbelay.physics",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept every name
+
+    def __getattr__(name: str) -> object:
+        """Import a name at its first use (PEP 562)."""
+        if name in _OBJECTS:
+            value = getattr(import_module(_OBJECTS[name]), name)
+        elif name in _MODULES:
+            value = import_module(_MODULES[name])
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value  # later uses find it without this function
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "import_module"})

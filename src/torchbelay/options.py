@@ -1,4 +1,4 @@
-"""The rarer settings of a Belay, by their public name; they are defined in `torchbelay.belay.options`."""
+"""The rarely used settings of `Belay`, under their public name; `torchbelay.belay.options` defines them."""
 
 from .belay.options import OptionArguments, Options
 

@@ -1,4 +1,4 @@
-"""What is public is documented, with an example that runs; what is internal stays out of sight."""
+"""Public names are documented with an example that runs, internal names are hidden, and imports are few."""
 
 import doctest
 import inspect
@@ -27,11 +27,11 @@ def test_every_public_name_has_an_example(name: str) -> None:
 def test_every_public_member_is_documented(name: str) -> None:
     for member, value in vars(PUBLIC[name]).items():
         if not member.startswith("_") and (callable(value) or isinstance(value, property | classmethod)):
-            assert inspect.getdoc(getattr(PUBLIC[name], member)), f"{name}.{member} says nothing about itself"
+            assert inspect.getdoc(getattr(PUBLIC[name], member)), f"{name}.{member} has no docstring"
 
 
 def test_nothing_else_is_in_the_namespace() -> None:
-    names = {name for name in vars(tb) if not name.startswith("_")}
+    names = {name for name in dir(tb) if not name.startswith("_")}
     modules = {name for name in names if inspect.ismodule(getattr(tb, name))}
     assert names - modules == set(tb.__all__) - set(MODULES)
 
@@ -47,12 +47,46 @@ def test_the_library_runs_without_triton() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def imported(program: str) -> set[str]:
+    """Return the names of the modules that a program imports after the line `start()`, in a process of its own."""
+    frame = f"import sys\ndef start():\n    global known\n    known = set(sys.modules)\n{program}\n"
+    frame += "print(*sorted(set(sys.modules) - known), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", frame], check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
 def test_the_physics_runs_without_torch() -> None:
-    """Imported on its own, from its folder, physics must not bring torch in."""
-    program = (
-        "import sys, types, pathlib; root = types.ModuleType('torchbelay');"
-        f"root.__path__ = [{str(next(iter(tb.__path__)))!r}]; sys.modules['torchbelay'] = root;"
-        "from torchbelay.physics import methods, spring; spring.Spring(k=1.0, m1=10.0, m2=20.0).explain();"
-        "sys.exit('torch' in sys.modules)"
+    modules = imported(
+        "start()\n"
+        "import torchbelay as tb\n"
+        "from torchbelay import BelayWarning, Coupling, Method, Spring, UnstableSpringWarning, __version__, methods\n"
+        "Spring(k=1.0, m1=10.0, m2=20.0).explain(), tb.methods.ema(0.9).coupling(1, 0.1), dir(tb)"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert "torchbelay.physics.methods" in modules
+    assert not {name.partition(".")[0] for name in modules} & {"torch", "numpy"}
+
+
+def test_the_package_by_itself_imports_no_other_module_of_it() -> None:
+    modules = imported("start()\nimport torchbelay")
+    assert {name for name in modules if name.startswith("torchbelay")} == {"torchbelay", "torchbelay._version"}
+
+
+def test_the_library_imports_little_besides_torch() -> None:
+    modules = imported("import torch\nstart()\nimport torchbelay\ntorchbelay.Belay, torchbelay.optim.AdamW")
+    assert {"torchbelay.belay", "torchbelay.optim"} <= modules
+    assert not {name for name in modules if name.startswith("torch._dynamo")}
+    others = {name for name in modules if not name.startswith("torchbelay")}
+    assert len(others) < 20, sorted(others)
+
+
+def test_a_star_import_brings_all_public_names() -> None:
+    namespace: dict[str, object] = {}
+    exec("from torchbelay import *", namespace)
+    assert {name for name in namespace if not name.startswith("_")} == set(tb.__all__)
+    assert all(namespace[name] is getattr(tb, name) for name in tb.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'torchbelay' has no attribute 'nothing'"):
+        tb.nothing  # noqa: B018
+    assert not hasattr(tb, "nothing")

@@ -1,4 +1,4 @@
-"""Coupling: what follows from its four numbers, against the same map iterated or diagonalised by numpy."""
+"""Coupling: its properties against the same map, iterated or diagonalised by numpy."""
 
 import math
 from collections.abc import Iterator
@@ -17,36 +17,36 @@ INF = math.inf
 
 
 def step_matrices(numbers: Array, push: Array | float = 0.0) -> Array:
-    """The map on (w1, w2) under u = −push·w1, for rows of (a, b, p, q)."""
+    """Return the matrix of the map on (w1, w2) under u = −push·w1, for rows of (a, b, p, q)."""
     a, b, p, q = numbers.T
     return np.stack([np.stack([1 - a - p * push, a + 0 * a], -1), np.stack([b - q * push, 1 - b], -1)], -2)
 
 
 def radius(matrix: Array) -> Array:
-    """Spectral radii."""
+    """Return the spectral radii."""
     return np.abs(np.linalg.eigvals(matrix)).max(-1)
 
 
 def apply(c: Coupling, w1: float, w2: float, u: float) -> tuple[float, float]:
-    """The map as it is written down."""
+    """Return (w1, w2) after the map."""
     return w1 + c.a * (w2 - w1) + c.p * u, w2 + c.b * (w1 - w2) + c.q * u
 
 
 def apply_split(split: Split, w1: float, w2: float, u: float) -> tuple[float, float]:
-    """The same as work around a step."""
+    """Return (w1, w2) after the work before and after a step."""
     w2 = w2 + split.before * (w1 - w2)
     w1 = w1 + u
     return w1 + split.pull * (w2 - w1), w2 + split.follow * (w1 - w2)
 
 
 def random_couplings(count: int, seed: int) -> Iterator[Coupling]:
-    """Attractive and repulsive ones, with any force, also unstable ones and ones that are driven uphill."""
+    """Yield attractive and repulsive couplings with any force, unstable ones and ones that go uphill included."""
     rng = np.random.default_rng(seed)
     yield from (Coupling(*map(float, row)) for row in rng.uniform((-1, 0, -0.5, -0.5), (1, 1.5, 2, 1.5), (count, 4)))
 
 
 def numbers(couplings: list[Coupling]) -> Array:
-    """Rows of (a, b, p, q)."""
+    """Return rows of (a, b, p, q)."""
     return np.array([astuple(c) for c in couplings])
 
 
@@ -57,7 +57,7 @@ def test_eigenvalues_are_those_of_the_free_map() -> None:
     couplings = list(random_couplings(2000, seed=1))
     expected = np.sort(np.linalg.eigvals(step_matrices(numbers(couplings))).real, -1)
     found = np.sort([c.eigenvalues for c in couplings], -1)
-    assert np.allclose(found, expected, rtol=0, atol=1e-7)  # where a + b ≈ 0 both are 1: the root of the precision
+    assert np.allclose(found, expected, rtol=0, atol=1e-7)  # if a + b ≈ 0, both are 1: the root of the precision
 
 
 def test_the_centre_of_mass_moves_by_the_effective_rate_and_gradients_are_taken_theta_beyond_it() -> None:
@@ -71,7 +71,7 @@ def test_the_centre_of_mass_moves_by_the_effective_rate_and_gradients_are_taken_
         for u in rng.standard_normal(8):
             w1, w2 = apply(c, w1, w2, u)
             z, x2 = z + c.effective_lr_scale * u, x2 + c.rate * (z - x2) + c.q * u
-            # Rounding grows with the free motion, by up to 1.55 a step, and with 1/rate.
+            # Rounding grows with the free motion, by up to 1.55 per step, and with 1/rate.
             assert (w1, w2) == pytest.approx((z + c.theta * (z - x2), x2), rel=1e-11, abs=1e-11)
 
 
@@ -85,14 +85,14 @@ def test_belays_own_numbers_are_its_masses() -> None:
 @pytest.mark.parametrize(
     ("c", "theta", "scale"),
     [
-        (Coupling(0.0, 0.0, 1.0, 0.0), 0.0, 1.0),  # nothing couples
+        (Coupling(0.0, 0.0, 1.0, 0.0), 0.0, 1.0),  # no coupling
         (Coupling(0.1, 0.0, 0.9, 0.0), INF, 0.0),  # a tether
         (Coupling(-0.1, 0.0, 0.9, 0.0), -INF, 0.0),
         (Coupling(-0.5, 0.5, 1.0, 0.0), -1.0, INF),  # no distance closes: a constant force accelerates without end
         (Coupling(-0.5, 0.5, 0.0, 1.0), -1.0, -INF),
     ],
 )
-def test_theta_and_effective_rate_where_they_have_no_quotient(c: Coupling, theta: float, scale: float) -> None:
+def test_theta_and_effective_rate_if_the_quotient_does_not_exist(c: Coupling, theta: float, scale: float) -> None:
     assert (c.theta, c.effective_lr_scale) == (theta, scale)
 
 
@@ -111,7 +111,7 @@ def test_max_stable_lr_is_the_first_crossing_for_any_coupling() -> None:
         assert (radius(step_matrices(rest, cut * share)) < 1).all()
     never = rows[limit == 0]
     assert len(never) > 500
-    for push in np.geomspace(1e-9, 1e-6, 4):  # already the least gradient is too much
+    for push in np.geomspace(1e-9, 1e-6, 4):  # the smallest gradient is too much
         assert (radius(step_matrices(never, push)) > 1).all()
     assert not np.isinf(limit).any()  # p = q = 0 alone has no limit
 
@@ -119,7 +119,7 @@ def test_max_stable_lr_is_the_first_crossing_for_any_coupling() -> None:
 @pytest.mark.parametrize(
     ("c", "limit"),
     [
-        (Coupling(0.0, 0.0, 1.0, 0.0), 2.0),  # nothing couples: plain SGD
+        (Coupling(0.0, 0.0, 1.0, 0.0), 2.0),  # no coupling: plain SGD
         (Coupling(0.0, 0.3, 1.0, 0.3), 2.0),  # EMA
         (Coupling(0.0, 0.3, 1.0, 0.0), 2.0),  # EMA, lagged
         (Coupling(0.2, 0.0, 0.8, 0.0), 2.25),  # a tether: 1 − a − p·x > −1
@@ -137,7 +137,7 @@ def test_max_stable_lr_of_known_methods(c: Coupling, limit: float) -> None:
 
 
 @pytest.mark.parametrize("curvature", [0.0, -1.0, INF, math.nan])
-def test_max_stable_lr_refuses_a_curvature_that_is_none(curvature: float) -> None:
+def test_max_stable_lr_refuses_an_invalid_curvature(curvature: float) -> None:
     with pytest.raises(ValueError, match=rf"^curvature={curvature!r} .* needs curvature > 0, finite"):
         Coupling(0.0, 0.3, 1.0, 0.3).max_stable_lr(curvature)
 
@@ -164,7 +164,7 @@ def test_stable_range_of_the_whole_centred_family(follow: str) -> None:
 
 
 def relaxations(count: int, seed: int) -> Iterator[Coupling]:
-    """Couplings that only move u and close part of the distance, half of them following the step."""
+    """Yield couplings that only add u and close a part of the distance; every other one follows the step."""
     rng = np.random.default_rng(seed)
     for i, (a, b) in enumerate(rng.uniform((-0.3, 0.0), (0.9, 1.0), (count, 2))):
         yield Coupling(float(a), float(b), float(1 - a), float(b) * (i % 2))
@@ -195,7 +195,7 @@ def test_then_is_the_product_of_two_free_maps_and_follows_as_the_later_one() -> 
 @pytest.mark.parametrize(
     "c", [Coupling(-0.9, 1.0, 1.0, 0.0), Coupling(0.1, 0.1, 1.0, 0.0), Coupling(0.1, 0.2, 0.9, 0.1)], ids=str
 )
-def test_what_does_more_than_relax_cannot_be_compounded(c: Coupling) -> None:
+def test_a_coupling_that_does_more_than_relax_cannot_be_compounded(c: Coupling) -> None:
     assert not c.relaxes
     ema = Coupling(0.0, 0.1, 1.0, 0.1)
     assert ema.relaxes
@@ -205,7 +205,7 @@ def test_what_does_more_than_relax_cannot_be_compounded(c: Coupling) -> None:
 
 
 @pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-3, ValueError), (1.5, TypeError), (True, TypeError)])
-def test_compound_refuses_a_count_that_is_none(n: int, error: type[Exception]) -> None:
+def test_compound_refuses_an_invalid_count(n: int, error: type[Exception]) -> None:
     with pytest.raises(error, match=rf"^n={n} .*(n ≥ 1|at least 1)"):
         Coupling(0.0, 0.1, 1.0, 0.1).compound(n)
 
@@ -214,19 +214,19 @@ def test_compound_refuses_a_count_that_is_none(n: int, error: type[Exception]) -
 
 
 def from_split(before: float, pull: float, follow: float) -> Coupling:
-    """The four numbers of work around a step."""
+    """Return the coupling that this work before and after a step makes."""
     return Coupling(pull * (1 - before), 1 - (1 - follow) * (1 - before), 1 - pull, follow)
 
 
 def assert_same_map(c: Coupling, split: Split | None, tolerance: float = 1e-13) -> None:
-    """Both do the same to random numbers of size 1."""
+    """Compare both on random numbers of size 1."""
     assert split is not None
     for w1, w2, u in np.random.default_rng(9).standard_normal((5, 3)):
         assert apply_split(split, w1, w2, u) == pytest.approx(apply(c, w1, w2, u), rel=0, abs=tolerance)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_split_finds_the_work_around_the_step_that_a_coupling_was_made_of(sign: int) -> None:
+def test_split_finds_the_work_that_a_coupling_was_made_from(sign: int) -> None:
     for before, pull, follow in np.random.default_rng(10).uniform(0.05, 0.95, (2000, 3)):
         c = from_split(before, sign * pull, follow)
         split = c.split()
@@ -236,7 +236,7 @@ def test_split_finds_the_work_around_the_step_that_a_coupling_was_made_of(sign: 
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-9])
-def test_split_of_tiny_numbers_is_right_or_asks_for_a_copy(size: float) -> None:
+def test_split_of_tiny_numbers_is_right_or_needs_a_copy(size: float) -> None:
     rng = np.random.default_rng(11)
     found = 0
     for before, pull, follow in rng.uniform(0.05, 0.95, (2000, 3)) * rng.choice([1, size], (2000, 3)):
@@ -300,11 +300,11 @@ def test_algorithm_1_always_needs_the_copy() -> None:
         assert Coupling(float(kappa1), float(kappa2), float(1 - kappa1), 0.0).split() is None
 
 
-def test_an_average_that_becomes_the_stepped_point_but_only_partly_needs_the_copy() -> None:
+def test_an_average_that_only_partly_becomes_the_stepped_point_needs_the_copy() -> None:
     assert Coupling(0.0, 0.5, 1.0, 1.0).split() is None  # w2' = w1* + (w2 − w1)/2
 
 
-# Itself ----------------------------------------------------------------------------------------------------------
+# The object ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -316,13 +316,13 @@ def test_an_average_that_becomes_the_stepped_point_but_only_partly_needs_the_cop
         (Coupling(0.0, 0.1, 0.5, 0.0), True),
     ],
 )
-def test_pulls_where_the_weights_move_otherwise_than_the_optimizer_says(c: Coupling, pulls: bool) -> None:
+def test_pulls_if_the_weights_move_by_more_or_less_than_the_update(c: Coupling, pulls: bool) -> None:
     assert c.pulls == pulls
 
 
 @pytest.mark.parametrize("name", ["a", "b", "p", "q"])
 @pytest.mark.parametrize("value", [math.nan, INF, -INF])
-def test_refuses_what_is_not_finite(name: str, value: float) -> None:
+def test_refuses_numbers_that_are_not_finite(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"^{name}={value!r} of a Coupling is not finite; check the numbers"):
         Coupling(**{"a": 0.1, "b": 0.1, "p": 1.0, "q": 0.0} | {name: value})
 

@@ -1,4 +1,4 @@
-"""explain(): a paragraph that says the right numbers and nothing that is not so."""
+"""explain(): the paragraph has the right numbers and no false statement."""
 
 import math
 import warnings
@@ -14,13 +14,13 @@ TWO_D = {"k": 1.0, "m1": 10.0, "m2": 20.0}
 
 
 def explained(**setting: Any) -> str:
-    """The paragraph about a spring, whether it is stable or not."""
+    """Return the paragraph about a spring, stable or not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnstableSpringWarning)
         return Spring(**setting).explain()
 
 
-# setting, what is said, what is not
+# setting, words in the paragraph, words that are not in it
 CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (
         {"k": 0.002, "m1": INF, "m2": 1.0, "follow": "after"},

@@ -1,9 +1,11 @@
-"""Methods: the four numbers of every averaging method, what each refuses, and what the three with a memory remember."""
+"""Methods: the four numbers of each averaging method, the arguments it refuses, and the memory of three of them."""
 
 import itertools
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError, astuple
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ Numbers = tuple[float, float, float, float]
 
 
 def four(c: Coupling) -> Numbers:
-    """(a, b, p, q)."""
+    """Return (a, b, p, q)."""
     return astuple(c)
 
 
@@ -80,10 +82,34 @@ def test_varies_says_what_the_coupling_depends_on(method: Any, expected: Callabl
 @pytest.mark.parametrize(("method", "expected"), TABLE, ids=NAMES)
 def test_every_row_is_a_method_whose_repr_makes_it_again(method: Any, expected: object) -> None:
     assert isinstance(method, Method)
-    assert eval(repr(method), vars(methods) | {"inf": INF}) == method
+    assert eval(repr(method), vars(methods) | {"Spring": Spring, "inf": INF}) == method
 
 
-def test_what_has_no_coupling_is_no_method() -> None:
+@pytest.mark.parametrize(("method", "expected"), TABLE, ids=NAMES)
+def test_a_pickled_method_is_equal(method: Any, expected: object) -> None:
+    assert pickle.loads(pickle.dumps(method)) == method
+
+
+@pytest.mark.parametrize("name", sorted(set(methods.__all__) - {"Method", "belay"}))
+def test_a_pickle_that_names_the_package_still_loads(name: str) -> None:
+    """Pickles of classes name their module, which was `torchbelay.physics.methods` before each had its own file."""
+    assert pickle.loads(f"ctorchbelay.physics.methods\n{name}\n.".encode()) is getattr(methods, name)
+
+
+FILES = {"heavy_ball": "momentum", "nesterov": "momentum"}
+
+
+@pytest.mark.parametrize("name", sorted(set(methods.__all__) - {"Method"}))
+def test_a_method_has_its_own_file_and_its_docstring_says_all(name: str) -> None:
+    file = FILES.get(name, name)
+    method = getattr(import_module(f"torchbelay.physics.methods.{file}"), name)
+    assert method is getattr(methods, name)
+    assert method.__module__ == f"torchbelay.physics.methods.{file}"
+    for part in ("a = ", "b = ", "p = ", "q = ", "When to use it: ", "Reference: ", ">>> "):
+        assert part in method.__doc__
+
+
+def test_an_object_without_coupling_is_no_method() -> None:
     assert not isinstance(0.999, Method)
     assert not isinstance(Coupling(0.0, 0.1, 1.0, 0.1), Method)
 
@@ -116,11 +142,11 @@ def test_frozen(method: Any, expected: object) -> None:
         setattr(method, name, 0.5)
 
 
-# What the formulas are for ---------------------------------------------------------------------------------------
+# The averages that the formulas make -----------------------------------------------------------------------------
 
 
 def follow_path(method: Any, path: Sequence[float]) -> float:
-    """The average after weights that nothing pulls went along this path, from 0."""
+    """Return the average after weights without pull went along this path, from 0."""
     w1 = w2 = 0.0
     for t, target in enumerate(path, 1):
         c = method.coupling(t, 0.1)
@@ -132,7 +158,7 @@ def follow_path(method: Any, path: Sequence[float]) -> float:
 PATH = np.random.default_rng(1).standard_normal(60).cumsum()
 
 
-def test_swa_is_the_mean_of_what_it_took() -> None:
+def test_swa_is_the_mean_of_the_points_it_took() -> None:
     assert follow_path(methods.swa(), PATH) == pytest.approx(PATH.mean(), rel=1e-13)
     assert follow_path(methods.swa(every=7), PATH) == pytest.approx(PATH[6::7].mean(), rel=1e-13)
 
@@ -152,7 +178,7 @@ def test_power_ema_finds_the_exponent_of_a_width(gamma: float) -> None:
 
 
 @pytest.mark.parametrize("sigma", [1e-6, 0.05, 0.10, 0.2, 12**-0.5])
-def test_power_ema_has_the_width_it_was_asked_for(sigma: float) -> None:
+def test_power_ema_has_the_width_that_was_given(sigma: float) -> None:
     gamma = methods.power_ema(sigma_rel=sigma).exponent
     assert math.sqrt((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3))) == pytest.approx(sigma, rel=1e-14)
 
@@ -240,12 +266,12 @@ SCHEDULE = [0.3, 0.3, 0.1, 0.05, 0.2, 0.2, 0.0, 0.1, 0.4, 0.01]
 
 
 def slope(w: float) -> float:
-    """Gradient of a loss that is not quadratic."""
+    """Return the gradient of a loss that is not quadratic."""
     return w + math.sin(3 * w)
 
 
 def couple(method: Any, rates: Sequence[float]) -> list[tuple[float, float]]:
-    """(w1, w2) of plain SGD inside the coupling, from 1."""
+    """Return (w1, w2) after each step of plain SGD inside the coupling, from 1."""
     w1 = w2 = 1.0
     path = []
     for t, lr in enumerate(rates, 1):
@@ -302,13 +328,13 @@ REMEMBERING = [
 
 
 def ask(method: Any, rates: Sequence[float], first: int = 1) -> list[Numbers]:
-    """The four numbers of successive steps."""
+    """Return the four numbers of successive steps."""
     return [four(method.coupling(t, lr)) for t, lr in enumerate(rates, first)]
 
 
 @pytest.fixture(params=REMEMBERING, ids=str)
 def fresh(request: pytest.FixtureRequest) -> Any:
-    """A method that remembers, with nothing to remember."""
+    """A method with an empty memory."""
     return request.param.fresh()
 
 
@@ -322,12 +348,12 @@ def test_schedule_free_weighs_by_the_largest_rate_so_far() -> None:
     assert weights == pytest.approx([1, 4 / 5, 4 / 9], rel=1e-15)
 
 
-def test_asked_in_order_it_remembers(fresh: Any) -> None:
+def test_called_in_order_it_remembers(fresh: Any) -> None:
     assert ask(fresh, [0.1, 0.4, 0.2]) != ask(fresh.fresh(), [0.2, 0.2, 0.2])
     assert fresh.memory[0] == 3
 
 
-def test_the_same_step_asked_twice_gives_the_same(fresh: Any) -> None:
+def test_two_calls_for_one_step_return_the_same(fresh: Any) -> None:
     once = ask(fresh.fresh(), SCHEDULE)
     twice = []
     for t, lr in enumerate(SCHEDULE, 1):
@@ -337,36 +363,36 @@ def test_the_same_step_asked_twice_gives_the_same(fresh: Any) -> None:
     assert twice == once
 
 
-def test_out_of_order_it_takes_the_learning_rate_for_constant(fresh: Any) -> None:
+def test_out_of_order_it_takes_the_learning_rate_as_constant(fresh: Any) -> None:
     ask(fresh, [0.1, 0.4, 0.2])
     constant = ask(fresh.fresh(), [0.3] * 7)
     assert four(fresh.coupling(7, 0.3)) == pytest.approx(constant[6], rel=1e-14)
     assert four(fresh.coupling(1, 0.3)) == pytest.approx(constant[0], rel=1e-14)
-    assert ask(fresh, [0.3] * 6, first=2) == pytest.approx(np.array(constant[1:]), rel=1e-14)  # and goes on from there
+    assert ask(fresh, [0.3] * 6, first=2) == pytest.approx(np.array(constant[1:]), rel=1e-14)  # then in order again
 
 
-def test_fresh_forgets_and_leaves_the_other_alone(fresh: Any) -> None:
+def test_fresh_is_a_copy_without_memory(fresh: Any) -> None:
     first = ask(fresh, SCHEDULE)
     memory = fresh.memory
     new = fresh.fresh()
-    assert (new.memory, new) == ((), fresh)  # equal: a memory is no part of what a method is
+    assert (new.memory, new) == ((), fresh)  # equal, because the memory is not part of the method
     assert ask(new, SCHEDULE) == first
     ask(new, [1.0])
     assert fresh.memory == memory
 
 
-def test_remember_goes_on_where_a_checkpoint_stopped(fresh: Any) -> None:
+def test_remember_continues_from_a_checkpoint(fresh: Any) -> None:
     whole = ask(fresh, SCHEDULE)
     for cut in range(1, len(SCHEDULE)):
         first = fresh.fresh()
         ask(first, SCHEDULE[:cut])
         resumed = fresh.fresh()
-        resumed.remember(list(first.memory))  # as a checkpoint would bring it
+        resumed.remember(list(first.memory))  # as loaded from a checkpoint
         assert resumed.memory == first.memory
         assert ask(resumed, SCHEDULE[cut:], first=cut + 1) == whole[cut:]
 
 
-# What is refused ---------------------------------------------------------------------------------------------------
+# Refused arguments ---------------------------------------------------------------------------------------------------
 
 UNIT = r"needs {0} > 0 and {0} < 1$"
 FROM_0 = r"needs {0} ≥ 0 and {0} < 1$"

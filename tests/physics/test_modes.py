@@ -1,4 +1,4 @@
-"""Modes: roots of small polynomials against numpy, and crossings of steps whose limit everybody knows."""
+"""Modes: roots of small polynomials against numpy, and crossings of steps with known limits."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torchbelay.physics.modes import Modes, horner, roots
 
 
 def distance(found: Sequence[complex], expected: Sequence[complex]) -> float:
-    """How far the two sets of roots are apart, paired as well as they can be."""
+    """Return the distance of two sets of roots under the best pairing."""
     assert len(found) == len(expected)
     pairings = (zip(found, order, strict=True) for order in permutations(expected))
     return min(max((abs(x - y) for x, y in pairs), default=0.0) for pairs in pairings)
@@ -33,7 +33,7 @@ def test_roots_that_crowd_together(spread: float) -> None:
         true = np.array([1 + x + 1j * y, 1 + x - 1j * y, 1 + spread * size, 1 + spread])
         coefficients = np.real(np.poly(true))
         others = (np.abs(true[:, None] - true) + np.eye(4)).prod(-1)
-        # What one rounding of each coefficient does to a root: no method can promise more.
+        # One rounding of each coefficient moves a root by this much: no method can be more accurate.
         allowed = 2.2e-16 * np.polyval(np.abs(coefficients), np.abs(true)) / others
         assert distance(roots(coefficients.tolist()), true) < allowed.max()
 
@@ -60,7 +60,7 @@ def test_roots_of_very_different_size_keep_their_digits(sizes: tuple[float, ...]
         ([3.0], []),
         ([0.0, 0.0], []),
         ([2.0, -1.0], [0.5]),
-        ([0.0, 2.0, -1.0], [0.5]),  # a root at infinity is none
+        ([0.0, 2.0, -1.0], [0.5]),  # a root at infinity does not count
         ([1.0, 0.0, 0.0], [0.0, 0.0]),
         ([1.0, -1.0, 0.0], [0.0, 1.0]),
         ([1.0, 0.0, 1.0], [1j, -1j]),
@@ -104,7 +104,7 @@ def test_a_pair_leaves_the_circle_where_its_product_is_one(friction: float) -> N
     assert not modes.comes_to_rest(friction * (1 + 1e-9))
 
 
-def test_what_no_push_reaches_never_crosses() -> None:
+def test_a_step_without_push_never_crosses() -> None:
     assert Modes(p0=(1.0, 0.5), p1=(0.0,), anchored=True).first_crossing() == math.inf
 
 
@@ -127,11 +127,11 @@ def test_comes_to_rest_only_inside_the_circle(p0: tuple[float, ...], rests: bool
     assert Modes(p0=(*p0, 0.0), p1=(1.0,)).comes_to_rest() == rests  # translation aside
 
 
-def test_comes_to_rest_says_what_the_roots_say() -> None:
+def test_comes_to_rest_agrees_with_the_roots() -> None:
     rng = np.random.default_rng(8)
     answers = set()
     for coefficients in rng.uniform(-1, 1, (1000, 4)):
-        p0 = np.real(np.poly(np.roots([1, *coefficients]) - 1))  # roots λ all over the place, as ζ
+        p0 = np.real(np.poly(np.roots([1, *coefficients]) - 1))  # random roots λ, as ζ
         largest = np.abs(1 + np.roots(p0)).max()
         rests = Modes(p0=tuple(p0.tolist()), p1=(1.0,), anchored=True).comes_to_rest()
         assert rests == (largest < 1)

@@ -1,4 +1,4 @@
-"""Spring: every closed form against the eigenvalues of Algorithm 1, written down once more in `step_matrix`."""
+"""Spring: every closed form against the eigenvalues of Algorithm 1, which `step_matrix` states independently."""
 
 import math
 import warnings
@@ -27,9 +27,9 @@ FORCES = get_args(Force)
 def step_matrix(
     *, k: Any, m1: Any, m2: Any, c1: Any, c2: Any, dt: Any = 1, force: str = "derived", push: Any = 0
 ) -> tuple[list[list[Any]], list[Any]]:
-    """Algorithm 1 on (w1, w2, v1, v2) under the update u − push·w1: its matrix, and its column of u.
+    """Return the matrix of Algorithm 1 on (w1, w2, v1, v2) under the update u − push·w1, and the column of u.
 
-    Only + − × /, so that it takes floats, fractions and numpy arrays alike.
+    It uses only + − × /, and so takes floats, fractions and numpy arrays.
     """
     kappa1, kappa2 = k * dt * dt / (2 * m1), k * dt * dt / (2 * m2)
     alpha, beta = 1 - kappa1, 1 - kappa2
@@ -44,14 +44,14 @@ def step_matrix(
 
 
 def rows(kind: str) -> list[int]:
-    """Which of (w1, w2, v1, v2) move: no velocity that is absent from the positions, no immovable average."""
+    """Return the indices in (w1, w2, v1, v2) that move: velocities that matter, and an average that is not fixed."""
     return {"free": [0, 1], "first": [0, 1, 2], "second": [0, 1, 3], "m1=inf": [0, 1, 3], "m2=inf": [0, 2]}.get(
         kind, [0, 1, 2, 3]
     )
 
 
 def matrices(kind: str, setting: dict[str, Array], force: str, push: Any = 0.0) -> Array:
-    """The step matrices of many settings, cut down to what moves."""
+    """Return the step matrices of many settings, reduced to the rows that move."""
     matrix, _ = step_matrix(**{"c1": 0.0, "c2": 0.0} | setting, force=force, push=push)
     full = np.stack([np.stack([np.broadcast_to(x, setting["k"].shape) for x in row], -1) for row in matrix], -2)
     keep = rows(kind)
@@ -59,12 +59,12 @@ def matrices(kind: str, setting: dict[str, Array], force: str, push: Any = 0.0) 
 
 
 def radius(matrix: Array) -> Array:
-    """Spectral radii."""
+    """Return the spectral radii."""
     return np.abs(np.linalg.eigvals(matrix)).max(-1)
 
 
 def radius_without_translation(matrix: Array) -> Array:
-    """The same without the eigenvalue next to 1."""
+    """Return the spectral radii without the eigenvalue closest to 1."""
     values = np.linalg.eigvals(matrix)
     np.put_along_axis(values, np.abs(values - 1).argmin(-1)[:, None], 0, -1)
     return np.abs(values).max(-1)
@@ -77,7 +77,7 @@ KINDS = ("free", "equal", "unequal", "first", "second", "m1=inf", "m2=inf")
 
 
 def random_settings(kind: str, count: int, seed: int, *, most: float = 1.05) -> dict[str, Array]:
-    """Masses over four decades, κ from 1e-4 to 1, δ up to `most`."""
+    """Return random settings: masses over four decades, κ from 1e-4 to 1, δ up to `most`."""
     rng = np.random.default_rng(seed)
     m1, m2 = np.exp(rng.uniform(-2, 7, (2, count)))
     k = 2 * np.minimum(m1, m2) * np.exp(rng.uniform(math.log(1e-4), math.log(0.99), count))
@@ -95,7 +95,7 @@ def random_settings(kind: str, count: int, seed: int, *, most: float = 1.05) -> 
 
 
 def springs(setting: dict[str, Array], **more: Any) -> list[Spring]:
-    """A spring of each setting, unstable ones without a word."""
+    """Return the spring of each setting, without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnstableSpringWarning)
         return [
@@ -105,14 +105,14 @@ def springs(setting: dict[str, Array], **more: Any) -> list[Spring]:
 
 
 def quiet(**setting: Any) -> Spring:
-    """One spring, without a word if it is unstable."""
+    """Return a spring without a warning, stable or not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnstableSpringWarning)
         return Spring(**setting)
 
 
 def stable(setting: dict[str, Array], **more: Any) -> tuple[dict[str, Array], list[Spring]]:
-    """Only those settings whose spring is stable, and the springs."""
+    """Return the settings whose spring is stable, and their springs."""
     made = springs(setting, **more)
     mask = np.array([s.is_stable for s in made])
     return {name: values[mask] for name, values in setting.items()}, [s for s in made if s.is_stable]
@@ -122,7 +122,7 @@ def stable(setting: dict[str, Array], **more: Any) -> tuple[dict[str, Array], li
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_is_stable_says_what_the_eigenvalues_say(kind: str) -> None:
+def test_is_stable_agrees_with_the_eigenvalues(kind: str) -> None:
     setting = random_settings(kind, 3000, seed=1)
     matrix = matrices(kind, setting, "derived")
     largest = radius(matrix) if kind == "m2=inf" else radius_without_translation(matrix)
@@ -130,7 +130,7 @@ def test_is_stable_says_what_the_eigenvalues_say(kind: str) -> None:
     assert clear.mean() > 0.99
     says = np.array([s.is_stable for s in springs(setting)])
     assert (says == (largest < 1))[clear].all()
-    assert kind == "free" or 0.1 < says.mean() < 0.99  # both answers were asked for
+    assert kind == "free" or 0.1 < says.mean() < 0.99  # both answers occur
 
 
 @pytest.mark.parametrize("most", [1.05, 0.2])
@@ -149,7 +149,7 @@ def test_the_border_of_equal_damping_is_sharp(border: str, factor: float) -> Non
 
 
 def test_one_undamped_mass_of_two_equal_ones_never_comes_to_rest() -> None:
-    # |λ|² = 1 − 2κ + 2κ for its pair: on the circle for every κ, whatever the rounding.
+    # |λ|² = 1 − 2κ + 2κ for its pair: on the circle for every κ and under every rounding.
     for s in springs({"k": np.geomspace(1e-6, 3, 500), "m1": np.full(500, 2.0), "m2": np.full(500, 2.0)}, c2=0.0):
         assert s.regime == "unstable"
 
@@ -162,9 +162,9 @@ def test_decay_is_the_spectral_radius_of_the_distance_for_equal_damping() -> Non
     assert np.allclose(distance @ matrix, relative @ distance, rtol=0, atol=1e-12)
     expected = radius(relative)
     made = springs(setting)
-    # Near a double root either side is right to the square root of the precision only.
+    # Near a double root both sides are accurate only to the square root of the precision.
     assert np.allclose([s.decay for s in made], expected, rtol=1e-7, atol=0)
-    halved = np.array([s.half_life for s in made])  # infinite where it grows
+    halved = np.array([s.half_life for s in made])  # infinite if the distance grows
     assert np.allclose(0.5 ** (1 / halved), np.minimum(expected, 1), rtol=1e-7, atol=0)
 
 
@@ -221,7 +221,7 @@ def test_critical_damping_closes_the_distance_by_one_minus_omega() -> None:
         omega = math.sqrt(k * (1 / m1 + 1 / m2))
         assert s.regime == "critical"
         assert s.c1 / (2 * m1) == pytest.approx(omega - omega**2 / 4, rel=1e-14)
-        # A double root answers a rounding ε of δ with √ε.
+        # A rounding ε of δ moves a double root by √ε.
         assert s.decay == pytest.approx(abs(1 - omega), abs=1e-7 * omega)
 
 
@@ -234,7 +234,7 @@ def test_critical_damping_is_the_fastest_and_divides_the_regimes(omega: float) -
 
 
 @pytest.mark.parametrize(("m1", "m2"), [(INF, 3.0), (3.0, INF)])
-def test_critical_damping_leaves_an_infinite_mass_alone(m1: float, m2: float) -> None:
+def test_critical_damping_does_not_damp_an_infinite_mass(m1: float, m2: float) -> None:
     s = Spring.critical(k=0.5, m1=m1, m2=m2, dt=0.5)
     assert [c is None for c in (s.c1, s.c2)] == [m == INF for m in (m1, m2)]
     assert s.regime == "critical"
@@ -259,7 +259,7 @@ def test_effective_lr_scale_is_the_drift_of_a_long_run(kind: str, force: str) ->
         state = (matrix @ state[..., None])[..., 0] + gain
     drift = (matrix @ state[..., None])[..., 0] + gain - state
     expected = [s.effective_lr_scale for s, q in zip(made, quick, strict=True) if q]
-    # w1 stands at about 3000 by then, where a difference of two steps has 12 digits.
+    # w1 is about 3000 at the end, and the difference of two steps there has 12 digits.
     assert np.allclose(drift[:, 0], expected, rtol=0, atol=1e-9)
     if kind not in ("m1=inf", "m2=inf"):
         assert np.allclose(drift[:, 1], expected, rtol=0, atol=1e-9)  # the pair moves together
@@ -314,7 +314,7 @@ def test_max_stable_lr_in_closed_form_without_velocities() -> None:
 
 
 def characteristic(matrix: list[list[Fraction]]) -> list[Fraction]:
-    """Coefficients of det(λI − M), highest first, without rounding (Faddeev and LeVerrier)."""
+    """Return the coefficients of det(λI − M), highest first, without rounding (Faddeev and LeVerrier)."""
     span = range(len(matrix))
     adjugate = [[Fraction(i == j) for j in span] for i in span]
     coefficients = [Fraction(1)]
@@ -326,7 +326,7 @@ def characteristic(matrix: list[list[Fraction]]) -> list[Fraction]:
 
 
 def inside_the_circle(coefficients: list[Fraction]) -> bool:
-    """Whether all roots are, by the recursion of Schur and Cohn, without rounding."""
+    """Whether all roots lie inside the unit circle, by the recursion of Schur and Cohn, without rounding."""
     while len(coefficients) > 1:
         first, last = coefficients[0], coefficients[-1]
         if abs(last) >= abs(first):
@@ -337,7 +337,7 @@ def inside_the_circle(coefficients: list[Fraction]) -> bool:
 
 @pytest.mark.parametrize("force", FORCES)
 def test_max_stable_lr_holds_for_heavy_lightly_damped_masses(force: str) -> None:
-    # Slow modes crowd within 1e-7 of 1, more than numpy's eigenvalues can tell apart.
+    # Slow modes crowd within 1e-7 of 1, too close for numpy's eigenvalues.
     rng = np.random.default_rng(10)
     checked = 0
     for m1, m2, d1, d2 in zip(*10 ** rng.uniform((0.5, 0.5, -4, -4), (7, 7, 0, 0), (150, 4)).T, strict=True):
@@ -408,7 +408,7 @@ def test_velocities_are_measured_in_units_of_time() -> None:
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.floats(0.01, 1e6), st.floats(0.01, 1e6), st.floats(1e-3, 1e3))
-def test_damping_of_2m_over_dt_is_velocity_free_whatever_its_rounding(m1: float, m2: float, dt: float) -> None:
+def test_damping_of_2m_over_dt_is_velocity_free_under_every_rounding(m1: float, m2: float, dt: float) -> None:
     k = min(m1, m2) / dt**2
     s = Spring(k=k, m1=m1, m2=m2, c1=2 * m1 / dt, c2=2 * m2 / dt, dt=dt)
     assert (s.regime, s.coupling()) == ("velocity-free", Spring(k=k, m1=m1, m2=m2, dt=dt).coupling())

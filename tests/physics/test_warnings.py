@@ -1,4 +1,4 @@
-"""A warning stands at the user's own line, however deep in torch and in the library it was found out."""
+"""A warning names the line of the user's code, however deep in torch and in the library it is raised."""
 
 import dataclasses
 import inspect
@@ -44,19 +44,22 @@ def a_conversion_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [an_unstable_spring, a_changed_spring, a_narrow_model, a_late_parameter, a_conversion_inside]
+    "cause", [an_unstable_spring, a_changed_spring, a_narrow_model, a_late_parameter, a_conversion_inside]
 )
-def test_it_names_the_line(found: Callable[[], None]) -> None:
+def test_a_warning_names_the_line_of_the_user(cause: Callable[[], None]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found()
-    (told,) = [each for each in caught if issubclass(each.category, tb.BelayWarning)]
-    lines, first = inspect.getsourcelines(found)
-    assert (told.filename, told.lineno) == (__file__, first + [line.endswith("# here\n") for line in lines].index(True))
+        cause()
+    (warning,) = [each for each in caught if issubclass(each.category, tb.BelayWarning)]
+    lines, first = inspect.getsourcelines(cause)
+    assert (warning.filename, warning.lineno) == (
+        __file__,
+        first + [line.endswith("# here\n") for line in lines].index(True),
+    )
 
 
-def test_code_without_a_name_runs_too() -> None:
-    """Python itself keeps silent there."""
-    room = {"__name__": None, "Spring": tb.Spring}
-    exec("spring = Spring(k=1.0, m1=10.0, m2=20.0, c1=50.0)", room)
-    assert not room["spring"].is_stable
+def test_code_without_a_module_name_runs() -> None:
+    """Python itself prints no warning in such code."""
+    namespace = {"__name__": None, "Spring": tb.Spring}
+    exec("spring = Spring(k=1.0, m1=10.0, m2=20.0, c1=50.0)", namespace)
+    assert not namespace["spring"].is_stable

@@ -1,33 +1,68 @@
-"""What the subcommands of `torchbelay` share: how arguments are read, and how it is said what is wrong."""
+"""The parts that the verbs of `torchbelay` share: the parser, the types of arguments, and errors as one line."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction["Parser"]
+
+LARGEST_SEED = 2**32 - 1  # experiments derive several seeds from this one, and torch takes 64 bits
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is a single line."""
+    """An argument parser whose errors are a single line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say it, and end."""
+        """Print the message as one line and exit with status 2."""
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
+def add_verb(
+    commands: "Commands",
+    name: str,
+    *,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str,
+    examples: str,
+) -> Parser:
+    """Add a verb to the command and return its parser."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def add_image_arguments(parser: Parser) -> None:
+    """Declare the arguments that `sample` and `fid` share."""
+    add = parser.add_argument
+    add("path", type=Path, metavar="RUN", help="the folder of a run of torchbelay train")
+    add("--weights", choices=("w1", "w2"), default="w2", help="the model's weights, w1, or their average (default)")
+    add("--seed", type=seed, default=0, metavar="N", help="seed of the images (default: 0)")
+    add("--device", metavar="D", help="cuda, cuda:1 or cpu (default: a GPU, if there is one)")
+
+
 def number(text: str) -> float:
-    """Read a number, `inf` included; the spring itself says where it accepts that."""
+    """Read a number, `inf` included; the spring itself refuses `inf` if it must."""
     return float(text)
 
 
 def steps(text: str) -> int:
-    """Read a number of steps; 1e6 is one."""
+    """Read a whole number of at least 1; 1e6 is allowed."""
     count = float(text)
     if not (count.is_integer() and count >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(count)
-
-
-LARGEST_SEED = 2**32 - 1  # parts make several seeds of it, which torch wants to be of 64 bits
 
 
 def seed(text: str) -> int:
@@ -37,8 +72,16 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def in_lab(args: argparse.Namespace, load: Callable[[], Callable[[], int]], interrupted: str) -> int:
-    """Do the work that `load` imports and returns; what goes wrong in the laboratory is one line."""
+def minutes(text: str) -> float:
+    """Read a time in minutes, 0 included."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes; give 0 or more")
+    return value
+
+
+def run_lab(args: argparse.Namespace, load: Callable[[], Callable[[], int]], interrupted: str) -> int:
+    """Call `load`, which imports the lab and returns the work, then do the work; report errors of both as one line."""
     parser: Parser = args.parser
     try:
         try:

@@ -1,1 +1,1 @@
-"""Numbers only: springs, couplings and the methods that make them. Nothing in here imports torch."""
+"""Springs, couplings and methods as plain numbers. Nothing in this folder imports torch or numpy."""

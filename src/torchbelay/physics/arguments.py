@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 
 def number(name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = True) -> float:
-    """Return `value` as a float if low < value < high (low ≤ value unless `open_low`), else say what is wrong.
+    """Return `value` as a float if low < value < high (low ≤ value unless `open_low`), else raise.
 
-    An infinite `high` bounds nothing but still excludes infinity itself; nan is never accepted.
+    With `high` infinite, every finite number above `low` is accepted. Infinity and nan are always refused.
     """
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name}={value!r} is not a number; give a float")
@@ -25,7 +25,7 @@ def number(name: str, value: float, *, low: float, high: float = math.inf, open_
 
 
 def positive_or_inf(name: str, value: float) -> float:
-    """Return `value` as a float if it is positive, infinity included."""
+    """Return `value` as a float if it is positive or infinite, else raise."""
     if value == math.inf:
         return math.inf
     try:
@@ -35,7 +35,7 @@ def positive_or_inf(name: str, value: float) -> float:
 
 
 def whole(name: str, value: int, *, low: int) -> int:
-    """Return `value` if it is a whole number of at least `low`."""
+    """Return `value` if it is a whole number of at least `low`, else raise."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} is not a whole number; give an int of at least {low}")
     if value < low:
@@ -44,14 +44,14 @@ def whole(name: str, value: int, *, low: int) -> int:
 
 
 def one_of(name: str, value: str, choices: Collection[str]) -> str:
-    """Return `value` if it is one of `choices`."""
+    """Return `value` if it is one of `choices`, else raise."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}")
     return value
 
 
 def exactly_one(**given: object) -> str:
-    """Return the name of the one argument that is not None."""
+    """Return the name of the one argument that is not None; raise if none or several are given."""
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
         got = ", ".join(f"{name}={given[name]!r}" for name in names) or "none of them"

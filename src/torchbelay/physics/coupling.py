@@ -1,24 +1,26 @@
-"""The one linear map: four numbers that couple weights w1 and their average w2 in a step.
+"""The linear map of a step: four numbers that couple the weights w1 and their average w2.
 
     w1' = w1 + a·(w2 − w1) + p·u
     w2' = w2 + b·(w1 − w2) + q·u
 
-u is the update of the inner optimizer, w1* = w1 + u. An attractive spring (a > 0) steadies the weights, a repulsive
-one (a < 0) accelerates them, a = 0 only watches.
+u is the update of the inner optimizer, and w1* = w1 + u. With a > 0 the average attracts the weights and steadies
+them; with a < 0 it repels and accelerates them; with a = 0 it leaves them alone.
 """
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from . import arguments
 
+Follow = Literal["before", "after"]  # the weights that the average follows: those before the step, or w1*
+
 
 class Split(NamedTuple):
-    """A coupling as work around a step that keeps no copy of w1.
+    """A coupling as work before and after a step, without a copy of w1.
 
-    Before the step w2 moves by `before` of its way to w1; after it, at once, w1* moves by `pull` of its way to w2 and
-    w2 by `follow` of its way to w1*.
+    Before the step, w2 moves by `before` of its way to w1. After the step, w1* moves by `pull` of its way to w2 while
+    w2 moves by `follow` of its way to w1*.
     """
 
     before: float
@@ -27,9 +29,10 @@ class Split(NamedTuple):
 
 
 class Inertia(NamedTuple):
-    """How a mass with a velocity v moves, beside what the coupling does to it.
+    """The motion that a velocity v adds to a mass, besides the coupling.
 
-    position += carry·v, then v' = stay·v + pull·(other − own) + push·u, everything on the right as before the step.
+    position += carry·v, then v' = stay·v + pull·(other − own) + push·u. All values on the right are those before the
+    step.
     """
 
     carry: float
@@ -40,12 +43,12 @@ class Inertia(NamedTuple):
 
 @dataclass(frozen=True)
 class Coupling:
-    """Four numbers (a, b, p, q) and what follows from them.
+    """Four numbers (a, b, p, q) and the properties that follow from them.
 
     >>> ema = Coupling(a=0.0, b=0.01, p=1.0, q=0.01)
     >>> ema.rate, ema.theta, ema.effective_lr_scale
     (0.01, 0.0, 1.0)
-    >>> ema.max_stable_lr(curvature=202)  # plain SGD's own limit 2/h: an EMA does not touch it
+    >>> ema.max_stable_lr(curvature=202)  # the limit 2/h of plain SGD: an EMA does not change it
     0.0099...
     """
 
@@ -62,17 +65,17 @@ class Coupling:
 
     @property
     def rate(self) -> float:
-        """c = a + b, the share of the distance w2 − w1 that a step without force closes."""
+        """c = a + b, the share of the distance w2 − w1 that a step without an update closes."""
         return self.a + self.b
 
     @property
     def eigenvalues(self) -> tuple[float, float]:
-        """Of the free motion: 1, for moving both together, and 1 − a − b, for their distance."""
+        """Eigenvalues of the motion without updates: 1 for the common position, 1 − a − b for the distance."""
         return 1.0, 1.0 - self.rate
 
     @property
     def theta(self) -> float:
-        """θ = a/b: the gradient is taken at z + θ·(z − w2), z the centre of mass. 0 where nothing couples."""
+        """θ = a/b: gradients are taken at z + θ·(z − w2), z the centre of mass. 0 if a = b = 0."""
         if self.b == 0:
             return math.copysign(math.inf, self.a) if self.a else 0.0
         return self.a / self.b
@@ -81,22 +84,22 @@ class Coupling:
     def effective_lr_scale(self) -> float:
         """r = (b·p + a·q)/(a + b): how far z = (b·w1 + a·w2)/(a + b) moves for a unit u."""
         drift = self.b * self.p + self.a * self.q
-        if self.rate == 0:  # either nothing couples, or a constant force accelerates without end
+        if self.rate == 0:  # either a = b = 0, or a constant update accelerates the pair without end
             return self.p if self.a == 0 else math.copysign(math.inf, drift or self.p)
         return drift / self.rate
 
     def max_stable_lr(self, curvature: float) -> float:
-        """Largest stable learning rate of plain SGD on a quadratic of this curvature, by Jury's conditions.
+        """Return the largest stable learning rate of plain SGD on a quadratic of this curvature.
 
-        With x = ηh the step has trace 2 − c − p·x and determinant 1 − c − x·(p(1−b) − a·q).
+        By Jury's conditions. With x = ηh, the step has trace 2 − c − p·x and determinant 1 − c − x·(p(1−b) − a·q).
 
         >>> heavy_ball = Coupling(a=-0.9, b=1.0, p=1.0, q=0.0)
-        >>> round(heavy_ball.max_stable_lr(curvature=1.0), 12)  # 2(1 + μ), as everybody knows it
+        >>> round(heavy_ball.max_stable_lr(curvature=1.0), 12)  # 2(1 + μ)
         3.8
         """
         h = arguments.number("curvature", curvature, low=0)
         if not 0 <= self.rate <= 2 or self.b * self.p + self.a * self.q < 0:
-            return 0.0  # apart already without any gradient, or driven uphill
+            return 0.0  # diverges without any gradient, or goes uphill
         flip = self.p * (2 - self.b) - self.a * self.q  # a root through −1
         turn = self.a * self.q - self.p * (1 - self.b)  # a complex pair through the circle
         limits = [math.inf]
@@ -107,7 +110,7 @@ class Coupling:
         return min(limits) / h
 
     def compound(self, n: int) -> "Coupling":
-        """n steps of free motion in one: a_n = a(1 − (1−c)ⁿ)/c, b_n likewise; w1* is the point that moves.
+        """Return n steps of free motion as one: a_n = a(1 − (1−c)ⁿ)/c, b_n = b(1 − (1−c)ⁿ)/c, applied to w1*.
 
         >>> twice = Coupling(a=0.1, b=0.2, p=0.9, q=0.2).compound(2)
         >>> round(twice.a, 12), round(twice.b, 12)
@@ -125,9 +128,9 @@ class Coupling:
         return Coupling(a, b, 1 - a, b if self.q else 0.0)
 
     def then(self, later: "Coupling") -> "Coupling":
-        """This coupling and a later one as a single relaxation; only for p = 1 − a and q = 0 or q = b.
+        """Return this coupling followed by `later` as one coupling; needs p = 1 − a and q = 0 or q = b of both.
 
-        Those move the point w1* and have no force of their own, so that only the distance counts.
+        Such couplings only close a part of the distance between w1* and w2, and two such parts make one.
         """
         self._check_relaxes()
         later._check_relaxes()
@@ -143,19 +146,19 @@ class Coupling:
 
     @property
     def relaxes(self) -> bool:
-        """True where the step is only: move u, then close part of the distance (p = 1 − a; q = 0 or q = b)."""
+        """Whether the step only adds u and then closes a part of the distance (p = 1 − a; q = 0 or q = b)."""
         return _same(self.p, 1 - self.a) and (self.q == 0 or _same(self.q, self.b))
 
     @property
     def pulls(self) -> bool:
-        """True where the weights feel the average: a ≠ 0, or p ≠ 1."""
+        """Whether the average changes the motion of the weights: a ≠ 0 or p ≠ 1."""
         return self.a != 0 or self.p != 1
 
     def split(self) -> Split | None:
-        """The same step without a copy of w1 from before it, or None where the copy is needed.
+        """Return the same step as work that needs no copy of w1, or None if the copy is needed.
 
-        Work before the step can see w1 and w2, work after it w1* and w2. With s for `before` the two together give
-        a = (1−p)(1−s) and 1 − b = (1−q)(1−s), so an s that fits both must exist.
+        Work before the step sees w1 and w2; work after it sees w1* and w2. With s for `before`, the two together give
+        a = (1−p)(1−s) and 1 − b = (1−q)(1−s). A split exists if one s solves both.
 
         >>> Coupling(a=0.0, b=0.1, p=1.0, q=0.1).split()  # EMA: everything after the step
         Split(before=0.0, pull=0.0, follow=0.1)
@@ -171,15 +174,24 @@ class Coupling:
             before = 1 - self.a / (1 - self.p)
         else:
             return None
-        # Far beyond the distance itself the work before the step would cost digits that the work after takes back.
+        # With |before| > 1 the work before the step overshoots, and taking that back after the step loses digits.
         return Split(before, 1 - self.p, self.q) if abs(before) <= 1 else None
 
     @property
     def needs_copy(self) -> bool:
-        """Whether an optimizer that steps on its own needs w1 from before the step kept for this coupling."""
+        """Whether this coupling needs a copy of w1 from before the step."""
         return self.split() is None
 
 
+def watch(rate: float, follow: Follow = "after") -> Coupling:
+    """Return the coupling of an average that follows the weights at this rate and never pulls them.
+
+    >>> watch(0.25)
+    Coupling(a=0.0, b=0.25, p=1.0, q=0.25)
+    """
+    return Coupling(0.0, rate, 1.0, rate if follow == "after" else 0.0)
+
+
 def _same(x: float, y: float) -> bool:
-    """Equal but for the rounding of a few operations."""
+    """Whether two numbers are equal up to the rounding of a few operations."""
     return math.isclose(x, y, rel_tol=1e-14, abs_tol=1e-15)

@@ -1,4 +1,4 @@
-"""A spring in words: what it is, what it remembers, what it does to the learning rate, what to change."""
+"""A spring in words: its kind, its memory, its learning rate, what to change, and why it is unstable."""
 
 import math
 from typing import TYPE_CHECKING
@@ -8,22 +8,35 @@ if TYPE_CHECKING:
 
 
 def explain(spring: "Spring") -> str:
-    """One paragraph about a spring; `Spring.explain()` is this."""
+    """Return one paragraph about a spring; `Spring.explain()` calls this."""
     return " ".join([_kind(spring), _memory(spring), *_learning_rate(spring), _advice(spring)])
+
+
+def explain_instability(spring: "Spring", damping: float | None) -> str:
+    """Return why the free motion of a spring grows, and the cure; `damping` is δ if both masses share it."""
+    if spring.omega == 0:
+        return "both masses are infinite, so that the spring moves neither; give one of them a finite mass"
+    if damping is None:
+        return (
+            f"a mode of its free motion grows by {spring.decay:.4g} per step; change the damping "
+            f"(c1={spring.c1!r}, c2={spring.c2!r}), lower k={spring.k!r}, or leave c1 and c2 out"
+        )
+    return (
+        f"δ = c·dt/(2m) = {damping:.4g} and ω² = {spring.omega**2:.4g} need ω² < 4δ and δ < 1; set the "
+        f"damping between {spring.omega**2 / 4:.4g} and 1 times 2m/dt, or leave c1 and c2 out"
+    )
 
 
 def _kind(s: "Spring") -> str:
     if s.omega == 0:
         return "Two infinite masses: the spring moves neither of them."
     if s.m1 == math.inf:
-        watching = "it watches the weights and never pulls them."
+        passive = "it watches the weights and never pulls them."
         if s.has_velocity:
-            return (
-                f"An average with a velocity of its own ({s.regime}, decay {s.decay:.6g} in the long run): {watching}"
-            )
+            return f"An average with a velocity of its own ({s.regime}, decay {s.decay:.6g} in the long run): {passive}"
         if s.follow == "after":
-            return f"An ordinary average (EMA with decay {s.beta:.6g}): {watching}"
-        return f"An average one step behind (EMA with decay {s.beta:.6g}, Algorithm 1 with m1 = inf): {watching}"
+            return f"An ordinary average (EMA with decay {s.beta:.6g}): {passive}"
+        return f"An average one step behind (EMA with decay {s.beta:.6g}, Algorithm 1 with m1 = inf): {passive}"
     if s.m2 == math.inf:
         return f"A tether: the average never moves and pulls the weights back by {s.kappa1:.4g} of their way each step."
     pulls = (

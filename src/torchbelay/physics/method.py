@@ -1,14 +1,16 @@
-"""What an averaging method is, and the few things that it may say about itself to those who apply it.
+"""The averaging method: any object whose `coupling(step, lr)` returns the four numbers of a step.
 
-    varies    "never": the coupling is constant; "step": it depends on the step; "lr": on the learning rate too
-    rhythm    True where some steps are special to the method itself (syncs, switches): it cannot be thinned out
-    pulls     True where the weights will feel the average, though perhaps not at the first step
-    period    the number of steps after which the couplings repeat, where they do
-    law       the rate of an average that only watches as a formula of the step (`Law`), where it is one
-    memory    numbers that a method keeps of past learning rates (`Remembers`); a checkpoint carries them
+A method may also have these attributes:
 
-None of them is required: without `varies` a method is asked at every step, which is always right. `period` and `law`
-let a device find the numbers of a step by itself, so that nobody has to wait for it.
+    varies    "never": the coupling is constant; "step": it depends on the step; "lr": on the learning rate as well
+    rhythm    True if some steps are special (syncs, switches), so that `every` cannot thin the steps out
+    pulls     True if the average changes the motion of the weights, at the first step or later
+    period    the number of steps after which the couplings repeat, if they do
+    law       the rate as a formula of the step (`Law`), if the average never pulls and such a formula exists
+    memory    numbers that the method keeps of past learning rates (`Remembers`); checkpoints save them
+
+All are optional. Without `varies`, `coupling` is called at every step, which is always right. With `period` or `law` a
+device can compute the numbers of a step itself, and the host does not wait for it.
 """
 
 import copy
@@ -20,7 +22,7 @@ Varies = Literal["never", "step", "lr"]
 
 
 class Law(NamedTuple):
-    """b = q = max(floor, f(t)) at step t, a = 0, p = 1; nothing happens at steps that are no multiple of `every`.
+    """The coupling b = q = max(floor, f(t)), a = 0, p = 1 of step t; b = q = 0 if `every` does not divide t.
 
     "power": f(t) = scale·(t + shift)^(−exponent). "relative": f(t) = 1 − (1 − 1/t)^exponent.
     """
@@ -35,7 +37,7 @@ class Law(NamedTuple):
 
 @runtime_checkable
 class Method(Protocol):
-    """Anything that says how weights and average are coupled at a step.
+    """An averaging method: any object that returns the four numbers of a step.
 
     >>> class EveryOther:
     ...     def coupling(self, step, lr):
@@ -52,23 +54,23 @@ class Method(Protocol):
 class Remembers:
     """A method whose coupling depends on past learning rates.
 
-    Ask it step by step and it remembers; ask it for a step out of order and it takes the learning rate for constant.
-    `memory` is (last step, …), empty at the start; `fresh()` makes one without memory.
+    Called step by step, it remembers. Called for a step out of order, it takes the learning rate as constant.
+    `memory` is (last step, …), empty at the start; `fresh()` returns a copy without memory.
     """
 
     memory: tuple[float, ...] = ()
-    remembers: ClassVar[int]  # how many numbers, once it has been asked
+    remembers: ClassVar[int]  # how many numbers `memory` has after the first call
 
     def fresh(self) -> Self:
-        """Return the same method, knowing nothing of any run."""
+        """Return a copy of this method without memory."""
         new = copy.copy(self)
         object.__setattr__(new, "memory", ())
         return new
 
     def remember(self, memory: tuple[float, ...]) -> None:
-        """Take over what a checkpoint kept."""
+        """Set the memory, as loaded from a checkpoint."""
         object.__setattr__(self, "memory", tuple(memory))
 
     def past(self, step: int) -> tuple[float, ...] | None:
-        """What was kept of the steps before this one; None if they were not asked for in order."""
+        """Return the memory of the steps before this one, or None if the last call was not for the step before."""
         return self.memory[1:] if self.memory and self.memory[0] == step - 1 else None

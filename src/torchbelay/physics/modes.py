@@ -1,7 +1,7 @@
-"""Modes of a spring with velocities, in plain Python: what no closed form gives.
+"""Modes of a spring with velocities, for the quantities that have no closed form.
 
-Take the velocities out of Algorithm 1, with δi = ci·Δt/(2·mi), d = w1 − w2, the force scale s, and ζ for one step's
-difference (a mode λ has ζ = λ − 1; slow modes crowd around λ = 1 and would lose their digits there):
+Eliminate the velocities from Algorithm 1, with δi = ci·Δt/(2·mi), d = w1 − w2, the force scale s, and ζ for one step's
+difference. A mode λ has ζ = λ − 1; in λ itself slow modes, which crowd around 1, would lose their digits.
 
     ζ(ζ + 2δ1)·w1 = −κ1(ζ + 2)·d + (α(ζ + 2δ1) + (1 − δ1)·s)·u
     ζ(ζ + 2δ2)·w2 = +κ2(ζ + 2)·d
@@ -13,7 +13,7 @@ follows from two polynomials in ζ, whose terms do not cancel:
     p1 = F(A2 + B2)
 
 Under gradient descent on curvature h, u = −ηh·w1, the modes are the roots of p0 + ηh·p1. Under a constant u, w1
-drifts by p1(0)/p0'(0) a step.
+drifts by p1(0)/p0'(0) per step.
 """
 
 import cmath
@@ -27,9 +27,9 @@ Polynomial = tuple[float, ...]  # highest power first
 
 @dataclass(frozen=True)
 class Modes:
-    """The two polynomials of a step.
+    """The two polynomials of a step, p0 and p1.
 
-    Free motion is translation-invariant, p0(0) = 0, unless the weights hang on an `anchored`, immovable average.
+    Free motion is translation-invariant, p0(0) = 0, unless the average is immovable (`anchored`).
 
     >>> sgd = Modes(p0=(1.0, 0.0), p1=(1.0,))  # w1' = w1 + u
     >>> sgd.first_crossing(), sgd.drift()
@@ -44,7 +44,7 @@ class Modes:
     def of(
         cls, kappa: tuple[float, float], delta: tuple[float, float], scale: float, *, anchored: bool = False
     ) -> "Modes":
-        """Modes of two masses with these κ and δ, where u adds `scale`·u to the velocity of the first.
+        """Return the modes of two masses with these κ and δ; an update u adds `scale`·u to the first velocity.
 
         >>> [1 + zeta for zeta in Modes.of((0.25, 0.5), (1.0, 1.0), scale=0.0).free()]  # velocity-free: 1 − κ1 − κ2
         [(0.25+0j)]
@@ -61,7 +61,7 @@ class Modes:
         return cls(_sum(_product(a1, second), _product(a2, b1)), _product(force, second), anchored)
 
     def free(self) -> list[complex]:
-        """The ζ = λ − 1 of the free motion, without the 0 of translation."""
+        """Return ζ = λ − 1 of every mode of free motion, without the 0 of translation."""
         return roots(self._relative)
 
     @property
@@ -69,22 +69,23 @@ class Modes:
         return self.p0 if self.anchored else self.p0[:-1]
 
     def comes_to_rest(self, push: float = 0.0) -> bool:
-        """Whether every mode under u = −push·w1 lies inside the unit circle; without push, translation aside."""
+        """Whether every mode under u = −push·w1 lies inside the unit circle; with push = 0, except translation."""
         f = self._relative if push == 0 else _sum(self.p0, [push * c for c in self.p1])
         return _hurwitz(_open(f, len(f) - 1))
 
     def drift(self) -> float:
-        """Steps of w1 under a constant unit u, in the long run; infinite where nothing brakes it."""
+        """Return the long-run motion of w1 per step under a constant u = 1; infinite without any damping."""
         if self.anchored:
             return 0.0
         slope = self.p0[-2]
         return math.inf if slope == 0 else self.p1[-1] / slope
 
     def first_crossing(self) -> float:
-        """Smallest push = ηh > 0 at which a mode of u = −push·w1 leaves the unit circle.
+        """Return the smallest push = ηh > 0 at which a mode of u = −push·w1 leaves the unit circle.
 
-        There −p0/p1 = push is real. On the opened circle σ = iτ (see `_open`) both are E(τ²) + iτ·O(τ²), so that
-        E0·O1 = E1·O0, a polynomial in τ². λ = −1, at τ = ∞, is the remaining candidate; λ = 1 has push = 0.
+        At that push, −p0/p1 = push is real. On the opened circle σ = iτ (see `_open`), p0 and p1 have the form
+        E(τ²) + iτ·O(τ²), so that E0·O1 = E1·O0, a polynomial in τ². The other candidate is λ = −1, at τ = ∞; λ = 1 has
+        push = 0.
         """
         bottom = _at(self.p1, -2)
         negligible = 1e-12 * _at([abs(c) for c in self.p1], 2)
@@ -96,14 +97,15 @@ class Modes:
                 e, o = _at(e1, z.real), _at(o1, z.real)
                 if e or o:
                     pushes.append(-(_at(e0, z.real) * e + z.real * _at(o0, z.real) * o) / (e * e + z.real * o * o))
-        # No mode crosses between two candidates; one that only touches the circle, or seems to by rounding, is passed.
+        # No mode crosses between two candidates. A candidate that only touches the circle, or seems to by rounding, is
+        # skipped: the modes just after it are still inside.
         pushes = sorted(x for x in pushes if x > 0)
         pairs = pairwise([*pushes, *(2 * x for x in pushes[-1:])])
         return next((x for x, following in pairs if not self.comes_to_rest((x + following) / 2)), math.inf)
 
 
 def horner(coefficients: Sequence[float], at: complex) -> complex:
-    """Value of a polynomial."""
+    """Return the value of a polynomial."""
     value = 0j
     for c in coefficients:
         value = value * at + c
@@ -111,7 +113,7 @@ def horner(coefficients: Sequence[float], at: complex) -> complex:
 
 
 def _at(coefficients: Sequence[float], x: float) -> float:
-    """Value of a real polynomial."""
+    """Return the value of a polynomial at a real point."""
     return horner(coefficients, x).real
 
 
@@ -128,11 +130,12 @@ def _product(x: Sequence[float], y: Sequence[float]) -> Polynomial:
 
 
 def _open(coefficients: Sequence[float], degree: int) -> Polynomial:
-    """(1 − σ)ⁿ·f(2σ/(1 − σ)) as a polynomial in σ, for f in ζ and n = degree.
+    """Return (1 − σ)ⁿ·f(2σ/(1 − σ)) as a polynomial in σ, for f in ζ and n = degree.
 
-    λ = (1 + σ)/(1 − σ) opens the unit circle into the imaginary axis: inside is left of it, slow modes have small σ.
+    λ = (1 + σ)/(1 − σ) maps the unit circle to the imaginary axis and its inside to the left half-plane; slow modes
+    have small σ.
 
-    >>> _open((1.0, 2.0), 1)  # ζ + 2 = 2/(1 − σ): λ = −1 has gone to infinity
+    >>> _open((1.0, 2.0), 1)  # ζ + 2 = 2/(1 − σ): λ = −1 is now at infinity
     (0.0, 2.0)
     """
     total: Polynomial = ()
@@ -144,7 +147,7 @@ def _open(coefficients: Sequence[float], degree: int) -> Polynomial:
 
 
 def _even_odd(coefficients: Polynomial) -> tuple[Polynomial, Polynomial]:
-    """E and O of f(iτ) = E(τ²) + iτ·O(τ²)."""
+    """Return E and O of f(iτ) = E(τ²) + iτ·O(τ²)."""
     low = coefficients[::-1]
     even, odd = ([c * (-1) ** i for i, c in enumerate(low[start::2])] for start in (0, 1))
     return tuple(even[::-1]), tuple(odd[::-1])
@@ -162,14 +165,14 @@ def _hurwitz(coefficients: Polynomial) -> bool:
 
 
 def roots(coefficients: Sequence[float]) -> list[complex]:
-    """All roots of a real polynomial of low degree (Aberth's simultaneous Newton iteration).
+    """Return all roots of a real polynomial of low degree (Aberth's simultaneous Newton iteration).
 
     >>> sorted(round(z.real, 9) for z in roots([1, -6, 11, -6]))
     [1.0, 2.0, 3.0]
     """
     largest = max((abs(c) for c in coefficients), default=0.0)
     terms = list(coefficients)
-    while terms and abs(terms[0]) <= 1e-14 * largest:  # a vanishing leading term puts that root at infinity
+    while terms and abs(terms[0]) <= 1e-14 * largest:  # a leading term near 0 puts its root at infinity
         terms.pop(0)
     if len(terms) < 2:
         return []

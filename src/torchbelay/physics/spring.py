@@ -1,22 +1,22 @@
 """Spring: two masses on a damped spring, the weights w1 (mass m1) and their average w2 (mass m2).
 
 Notation is that of Algorithm 1 of "Exponential weight averaging as damped harmonic motion" (Patsenker, Li and
-Kluger, 2023): κi = k·Δt²/(2·mi), α = 1 − κ1, β = 1 − κ2. Where the paper contradicts itself, docs/errata.md says what
-is done here and why.
+Kluger, 2023): κi = k·Δt²/(2·mi), α = 1 − κ1, β = 1 − κ2. The paper contradicts itself in places; docs/errata.md lists
+them, with the choice made here and its reason.
 """
 
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from . import arguments
-from .coupling import Coupling, Inertia
-from .explain import explain
+from .coupling import Coupling, Follow, Inertia
+from .explain import explain, explain_instability
 from .modes import Modes
+from .run_length import Rule, rescale_k
 from .warnings import UnstableSpringWarning, warn
 
-Follow = Literal["before", "after"]
 Force = Literal["derived", "printed"]
 Regime = Literal["velocity-free", "overdamped", "critical", "underdamped", "unstable"]
 
@@ -27,15 +27,15 @@ class Spring:
 
     Args:
         k: spring constant, scales the pull on both masses.
-        m1: mass of the model's weights; `inf` for an average that only watches (EMA).
+        m1: mass of the model's weights; with `inf` the average never pulls them (EMA).
         m2: mass of the average.
-        c1, c2: damping. None means 2·m/Δt, at which the velocity drops out of the position: none is kept then
-            (velocity-free, the setting of every experiment in the paper). Decided for each mass on its own.
+        c1, c2: damping. None means 2·m/Δt, at which positions do not depend on the velocity and none is kept
+            (velocity-free, the setting of every experiment in the paper). Each mass has its own.
         dt: time between two steps.
-        follow: "before", the average is drawn to the weights from before the step (Algorithm 1); "after", to the
-            weights that the optimizer has stepped (Eq. 1, and what every EMA library does).
-        force: what the update adds to the velocity: "derived", 2α/Δt times it, or "printed", 1/(2αΔt) times it.
-        allow_unstable: accept in `Belay` a spring whose free motion grows.
+        follow: "before", the average follows the weights from before the step (Algorithm 1); "after", the weights
+            that the optimizer has stepped (Eq. 1, and every EMA library).
+        force: the velocity that the update adds: "derived", 2α/Δt times the update, or "printed", 1/(2αΔt) times it.
+        allow_unstable: let `Belay` accept a spring whose free motion grows.
 
     >>> spring = Spring(k=1.0, m1=10.0, m2=20.0)
     >>> spring.alpha, spring.beta
@@ -59,8 +59,8 @@ class Spring:
     def __post_init__(self) -> None:
         for name in ("k", "dt"):
             self._set(name, arguments.number(name, getattr(self, name), low=0))
-        arguments.one_of("follow", self.follow, ("before", "after"))
-        arguments.one_of("force", self.force, ("derived", "printed"))
+        arguments.one_of("follow", self.follow, get_args(Follow))
+        arguments.one_of("force", self.force, get_args(Force))
         for index in ("1", "2"):
             self._check_mass(index)
         if self.has_velocity and self.follow == "after":
@@ -69,18 +69,18 @@ class Spring:
                 "the weights from before the step; use follow='before', or leave c1 and c2 out"
             )
         if not self.is_stable:
-            warn(f"{self} is unstable: {self._why_unstable()}", UnstableSpringWarning)
+            warn(f"{self} is unstable: {explain_instability(self, self._common_damping)}", UnstableSpringWarning)
 
     def __repr__(self) -> str:
-        """The call that makes this spring: a checkpoint compares it."""
-        said = [f for f in fields(self) if f.name in ("k", "m1", "m2") or getattr(self, f.name) != f.default]
-        plain = [f.name for f in said] == ["k", "m1", "m2", "follow"] and (self.m1, self.m2) == (math.inf, 1.0)
+        """Return the call that makes this spring; checkpoints compare it."""
+        shown = [f for f in fields(self) if f.name in ("k", "m1", "m2") or getattr(self, f.name) != f.default]
+        plain = [f.name for f in shown] == ["k", "m1", "m2", "follow"] and (self.m1, self.m2) == (math.inf, 1.0)
         if plain and 2 * (1 - self.beta) == self.k:
             return f"Spring.ema(decay={self.beta!r})"
-        return f"Spring({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in said)})"
+        return f"Spring({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
     def _set(self, name: str, value: float | None) -> None:
-        object.__setattr__(self, name, value)  # frozen: only here, so that 1 and 1.0 make the same spring
+        object.__setattr__(self, name, value)  # frozen; set only to make Spring(1, …) equal Spring(1.0, …)
 
     def _check_mass(self, index: str) -> None:
         m = arguments.positive_or_inf("m" + index, getattr(self, "m" + index))
@@ -106,17 +106,17 @@ class Spring:
         return 0.0 if m == math.inf else self.k * self.dt * self.dt / 2 / m
 
     def _delta(self, m: float, c: float | None) -> float:
-        """δ = c·Δt/(2m), exactly 1 where c is 2m/Δt but for its rounding."""
+        """Return δ = c·Δt/(2m), and exactly 1 if c is 2m/Δt up to rounding."""
         delta = 1.0 if c is None else c * self.dt / (2 * m)
         return 1.0 if math.isclose(delta, 1, rel_tol=1e-14) else delta
 
-    # Ways to make one -------------------------------------------------------------------------------------------
+    # Constructors ------------------------------------------------------------------------------------------------
 
     @classmethod
     def ema(cls, decay: float | None = None, *, half_life: float | None = None) -> "Spring":
-        """Ordinary EMA, w2' = decay·w2 + (1−decay)·w1*: an infinitely heavy model (Eq. 1).
+        """Return the ordinary EMA, w2' = decay·w2 + (1−decay)·w1*: a spring with m1 = inf (Eq. 1).
 
-        `decay` is the weight of the old average; `half_life` counts steps until that weight is ½.
+        `decay` is the weight of the old average; `half_life` is the number of steps until that weight is ½.
 
         >>> Spring.ema(decay=0.999).half_life
         692.8...
@@ -143,44 +143,24 @@ class Spring:
         m2: float,
         k0: float = 1.0,
         T0: float = 1_000_000,  # noqa: N803
-        rule: Literal["printed", "exact"] = "printed",
+        rule: Rule = "printed",
     ) -> "Spring":
-        """The setting (k0, m1, m2), good for T0 steps, carried over to a run of T steps (§3.3, the k(T) rule).
+        """Return the setting (k0, m1, m2), tuned for T0 steps, rescaled to a run of T steps (§3.3, the k(T) rule).
 
-        "printed" is the paper's k = k0·T0/T; "exact" keeps (1 − κ1 − κ2)^T as it was and is an average for every T.
+        "printed" is the paper's k = k0·T0/T; "exact" keeps (1 − κ1 − κ2)^T and gives an average for every T.
 
         >>> Spring.for_steps(10_000, m1=2000.0, m2=500.0).k
         100.0
         >>> round(Spring.for_steps(10_000, m1=2000.0, m2=500.0, rule="exact").k, 3)
         94.0...
         """
-        arguments.number("T", T, low=0)
-        arguments.number("T0", T0, low=0)
-        arguments.number("k0", k0, low=0)
-        arguments.one_of("rule", rule, ("printed", "exact"))
-        masses = 1 / arguments.positive_or_inf("m1", m1) + 1 / arguments.positive_or_inf("m2", m2)
-        if rule == "printed":
-            k = k0 * T0 / T
-            if k / 2 >= min(m1, m2):
-                raise ValueError(
-                    f"T={T!r} makes k = k0·T0/T = {k:.6g}, and κ = k/(2·{min(m1, m2):g}) ≥ 1 is no average; use "
-                    f"rule='exact', or T > {k0 * T0 / (2 * min(m1, m2)):.6g}, or larger masses"
-                )
-            return cls(k=k, m1=m1, m2=m2)
-        kappa0 = k0 * masses / 2
-        if kappa0 >= 1:
-            raise ValueError(
-                f"k0={k0!r} makes κ1 + κ2 = {kappa0:.4g} ≥ 1 at T0: there is nothing to keep; use a smaller k0"
-            )
-        share = -math.expm1(T0 / T * math.log1p(-kappa0)) if kappa0 else 0.0
-        share = min(share, 1 - 1e-15)  # below 1 by enough that κ = k/(2m) does not round up to it
-        return cls(k=2 * share / masses if masses else k0, m1=m1, m2=m2)
+        return cls(k=rescale_k(T, m1=m1, m2=m2, k0=k0, T0=T0, rule=rule), m1=m1, m2=m2)
 
     @classmethod
     def critical(cls, *, k: float, m1: float, m2: float, dt: float = 1.0) -> "Spring":
-        """The damping at which w2 reaches w1 soonest without ringing: δ = ω − ω²/4 in the discrete step.
+        """Return the spring damped so that w2 reaches w1 soonest without ringing: δ = ω − ω²/4.
 
-        (The continuous spring has δ = ω.) The distance then shrinks by 1 − ω a step, not 1 − ω²/2.
+        (The continuous spring has δ = ω.) The distance then shrinks by 1 − ω per step, not by 1 − ω²/2.
 
         >>> spring = Spring.critical(k=1.0, m1=2000.0, m2=500.0)
         >>> spring.regime, round(spring.half_life, 1), round(Spring(k=1.0, m1=2000.0, m2=500.0).half_life, 1)
@@ -192,10 +172,10 @@ class Spring:
         return replace(free, c1=damping[0], c2=damping[1])
 
     def matched_ema(self) -> "Spring":
-        """The EMA that this spring must be compared with: same averaging rate, no pull on the model.
+        """Return the EMA to compare this spring with: the same averaging rate, no pull on the model.
 
-        Run it at learning rate `effective_lr_scale`·η. What then remains between the two is the effect of the pull
-        itself (θ), not of a smaller step or a longer memory.
+        Run it at learning rate `effective_lr_scale`·η. The remaining difference is the effect of the pull itself (θ),
+        not of a smaller step or a longer memory.
 
         >>> ema = Spring(k=1.0, m1=2000.0, m2=500.0).matched_ema()
         >>> ema.m1, round(ema.decay, 6)
@@ -205,31 +185,33 @@ class Spring:
             raise ValueError(f"{self} holds its average still: no EMA does that; give m2 a finite value")
         rate = 1 - self.decay if self.has_velocity else self.coupling().rate
         if not 0 < rate < 1:
-            raise ValueError(f"{self} closes {rate:.4g} of the distance a step; an EMA closes between 0 and 1: lower k")
+            raise ValueError(
+                f"{self} closes {rate:.4g} of the distance per step; an EMA closes between 0 and 1: lower k"
+            )
         return Spring(k=2 * rate, m1=math.inf, m2=1.0, follow=self.follow)
 
-    # What the code that moves tensors needs ----------------------------------------------------------------------
+    # The numbers of a step ---------------------------------------------------------------------------------------
 
     def coupling(self, step: int = 1, lr: float = 0.0) -> Coupling:
-        """The four numbers of a step; the same at every step and learning rate.
+        """Return the four numbers of a step, the same at every step and learning rate.
 
-        With velocities they are the part of Algorithm 1 without v; `inertia1` and `inertia2` hold the rest.
+        With velocities they are the part of Algorithm 1 without v; `inertia1` and `inertia2` are the rest.
         """
         return Coupling(self.kappa1, self.kappa2, 1 - self.kappa1, self.kappa2 if self.follow == "after" else 0.0)
 
     @cached_property
     def inertia1(self) -> Inertia | None:
-        """Motion of the weights' velocity v1, or None where it drops out of the position."""
+        """The motion of the weights' velocity v1, or None if positions do not depend on it."""
         return self._inertia(self.m1, self._delta(self.m1, self.c1), self._force_scale / self.dt)
 
     @cached_property
     def inertia2(self) -> Inertia | None:
-        """Motion of the average's velocity v2, or None where it drops out of the position."""
+        """The motion of the average's velocity v2, or None if positions do not depend on it."""
         return self._inertia(self.m2, self._delta(self.m2, self.c2), 0.0)
 
     @property
     def _force_scale(self) -> float:
-        """s of the force that the velocity v1·Δt gains, s·u."""
+        """The factor s in s·u, the gain of v1·Δt from an update u."""
         return 2 * self.alpha if self.force == "derived" else 1 / (2 * self.alpha)
 
     def _inertia(self, m: float, delta: float, push: float) -> Inertia | None:
@@ -242,16 +224,16 @@ class Spring:
         """Whether either mass keeps a velocity."""
         return self.inertia1 is not None or self.inertia2 is not None
 
-    # What it does --------------------------------------------------------------------------------------------------
+    # Properties of the motion ------------------------------------------------------------------------------------
 
     @property
     def kappa1(self) -> float:
-        """κ1 = k·Δt²/(2·m1), the share of its way to w2 that w1 is pulled in a step."""
+        """κ1 = k·Δt²/(2·m1), the share of the way to w2 that w1 is pulled per step."""
         return self._kappa(self.m1)
 
     @property
     def kappa2(self) -> float:
-        """κ2 = k·Δt²/(2·m2), the share of its way to w1 that w2 moves in a step."""
+        """κ2 = k·Δt²/(2·m2), the share of the way to w1 that w2 moves per step."""
         return self._kappa(self.m2)
 
     @property
@@ -266,29 +248,29 @@ class Spring:
 
     @property
     def theta(self) -> float:
-        """θ = m2/m1: how far beyond the centre of mass, away from the average, gradients are taken."""
+        """θ = m2/m1: gradients are taken at z + θ·(z − w2), beyond the centre of mass z as seen from the average."""
         return 0.0 if self.m1 == math.inf else self.m2 / self.m1
 
     @property
     def omega(self) -> float:
-        """ω·Δt with ω² = k(1/m1 + 1/m2), the angle that the undamped pair would turn in a step."""
+        """ω·Δt with ω² = k(1/m1 + 1/m2), the phase that the undamped pair advances per step."""
         return math.sqrt(2 * (self.kappa1 + self.kappa2))
 
     @cached_property
     def _common_damping(self) -> float | None:
-        """δ = c·Δt/(2m) where all masses that move share it, else None."""
+        """δ = c·Δt/(2m) if both masses, infinite ones aside, have the same, else None."""
         deltas = [self._delta(m, c) for m, c in ((self.m1, self.c1), (self.m2, self.c2)) if m < math.inf]
         return deltas[0] if deltas and math.isclose(deltas[0], deltas[-1], rel_tol=1e-12) else None
 
     @cached_property
     def _modes(self) -> Modes:
-        """The step with its velocities as a linear system."""
+        """The modes of the step with velocities."""
         delta = self._delta(self.m1, self.c1), self._delta(self.m2, self.c2)
         return Modes.of((self.kappa1, self.kappa2), delta, self._force_scale, anchored=self.m2 == math.inf)
 
     @cached_property
     def _relative_modes(self) -> list[complex]:
-        """ζ = λ − 1 of the motion of w2 − w1; of everything but translation where damping is unequal."""
+        """ζ = λ − 1 of the motion of w2 − w1; if damping is unequal, of every mode but translation."""
         if not self.has_velocity:
             return [complex(-self.kappa1 - self.kappa2)]
         if self._common_damping is None:
@@ -299,12 +281,12 @@ class Spring:
 
     @property
     def decay(self) -> float:
-        """ρ, the factor by which the distance between w1 and w2 shrinks a step in the long run, without force."""
+        """ρ, the factor by which the distance between w1 and w2 shrinks per step in the long run, without updates."""
         return max(abs(1 + zeta) for zeta in self._relative_modes)
 
     @property
     def is_stable(self) -> bool:
-        """Whether free motion comes to rest. For equal δ: 0 < ω² < 4δ and δ < 1; at δ = 1: ω² < 4."""
+        """Whether free motion comes to rest: for equal δ if 0 < ω² < 4δ and δ < 1; at δ = 1 if ω² < 4."""
         delta = self._common_damping
         if not self.has_velocity:
             return 0 < self.omega**2 < 4
@@ -314,7 +296,7 @@ class Spring:
 
     @property
     def half_life(self) -> float:
-        """Steps in which half of the distance between w1 and w2 is forgotten: ln ½ / ln ρ."""
+        """The number of steps in which the distance between w1 and w2 halves: ln ½ / ln ρ."""
         if self.decay == 0:
             return 0.0
         # ρ² − 1 = 2·Re ζ + |ζ|² keeps the digits of a slow mode that ρ itself rounds away.
@@ -325,7 +307,7 @@ class Spring:
 
     @property
     def regime(self) -> Regime:
-        """Which kind of motion this is."""
+        """The kind of motion: velocity-free, overdamped, critical, underdamped or unstable."""
         if not self.is_stable:
             return "unstable"
         if not self.has_velocity:
@@ -340,7 +322,7 @@ class Spring:
 
     @property
     def effective_lr_scale(self) -> float:
-        """Share of the nominal learning rate that is left: the drift of both masses under a constant update."""
+        """The long-run motion of both masses per step under a constant update of 1: a factor on the learning rate."""
         if not self.has_velocity:
             return self.coupling().effective_lr_scale
         if self.force == "derived" and self.m1 < math.inf:
@@ -350,9 +332,9 @@ class Spring:
         return self._modes.drift()
 
     def max_stable_lr(self, curvature: float) -> float:
-        """Largest learning rate at which SGD with this spring is stable on a quadratic of this curvature.
+        """Return the largest learning rate at which SGD with this spring is stable on a quadratic of this curvature.
 
-        Velocity-free: 2(α+β)/(α(1+β))/h. With velocities: where a mode first leaves the unit circle.
+        Velocity-free: 2(α+β)/(α(1+β))/h. With velocities: the rate at which a mode first leaves the unit circle.
 
         >>> round(Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0).max_stable_lr(curvature=1.0), 3)
         0.471
@@ -362,21 +344,8 @@ class Spring:
             return self.coupling().max_stable_lr(h)
         return self._modes.first_crossing() / h if self.is_stable else 0.0
 
-    def _why_unstable(self) -> str:
-        if self.omega == 0:
-            return "both masses are infinite, so that the spring moves neither; give one of them a finite mass"
-        if self._common_damping is None:
-            return (
-                f"a mode of its free motion grows by {self.decay:.4g} a step; change the damping "
-                f"(c1={self.c1!r}, c2={self.c2!r}), lower k={self.k!r}, or leave c1 and c2 out"
-            )
-        return (
-            f"δ = c·dt/(2m) = {self._common_damping:.4g} and ω² = {self.omega**2:.4g} need ω² < 4δ and δ < 1; set the "
-            f"damping between {self.omega**2 / 4:.4g} and 1 times 2m/dt, or leave c1 and c2 out"
-        )
-
     def explain(self) -> str:
-        """A paragraph for people: what this setting is, its memory, its learning rate, what to change.
+        """Return a paragraph in plain words: the kind of spring, its memory, its learning rate, what to change.
 
         >>> print(Spring.ema(decay=0.999).explain())
         An ordinary average (EMA with decay 0.999): it watches the weights and never pulls them. ...

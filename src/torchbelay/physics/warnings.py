@@ -1,21 +1,17 @@
-"""The library's own warnings: of its own categories, so that a user can filter ours alone, and at the user's line."""
+"""The library's warnings: categories that users can filter, reported at the line of the user's code."""
 
 import sys
 import warnings
 
-_ON_THE_WAY = (
-    "torchbelay",
-    "torch",
-    "contextlib",
-    "dataclasses",
-)  # between a user's line and what we have to say about it
+# Packages whose frames can lie between the user's line and `warn`.
+_INTERNAL = ("torchbelay", "torch", "contextlib", "dataclasses")
 
 
 class BelayWarning(UserWarning):
-    """Every warning of this library.
+    """The parent of all warnings of this library.
 
     >>> import warnings
-    >>> warnings.simplefilter("error", BelayWarning)  # for one who would rather stop than be told
+    >>> warnings.simplefilter("error", BelayWarning)  # stop at the first warning
     """
 
 
@@ -24,8 +20,8 @@ class UnstableSpringWarning(BelayWarning):
 
 
 def warn(message: str, category: type[BelayWarning] = BelayWarning) -> None:
-    """Warn at the line that led here, whatever of this library and of torch lies between."""
+    """Warn at the user's line: the innermost frame that is not of this library or of torch."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _ON_THE_WAY:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _INTERNAL:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)

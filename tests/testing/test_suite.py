@@ -1,5 +1,6 @@
-"""The contract suite notices what it is there to notice, and says what is wrong with what it was given."""
+"""The contract suite notices every broken promise, and names mistakes in its arguments."""
 
+import inspect
 import itertools
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import torchbelay as tb
 from helpers.small import BELAY, EMA, batch, mlp
-from torchbelay import Belay
+from torchbelay import Belay, testing
 from torchbelay.belay import checkpoint
 from torchbelay.belay.hooks import StepHooks
 from torchbelay.belay.stepper import Stepper
@@ -31,13 +32,23 @@ def examine(model: Callable[[], nn.Module] = mlp, optimizer: Any = adamw, **more
     return check(model, optimizer, **{"batch": batch, "steps": 4} | more)
 
 
-def test_what_is_right_passes_and_the_report_names_every_contract() -> None:
+def test_the_names_of_the_suite_are_those_of_the_package() -> None:
+    """`check` is the function, although the package has many modules."""
+    assert testing.__all__ == ["CONTRACTS", "ContractError", "Report", "check"]
+    assert inspect.isfunction(testing.check)
+    assert issubclass(testing.ContractError, AssertionError)
+    assert (tb.Spring(k=1.0, m1=10.0, m2=20.0), tb.Spring.ema(decay=0.9)) == (testing.DEFAULT, testing.WATCHING)
+    model, x = mlp(), batch(0)
+    assert torch.equal(testing.mean_square(model, x), model(x).square().mean())
+
+
+def test_a_correct_library_passes_and_the_report_names_every_contract() -> None:
     report = examine()
     assert report == Report(tuple(CONTRACTS), {})
     assert str(report).splitlines() == [f"  ok  {name}" for name in CONTRACTS]
 
 
-# Sabotage: each takes one promise away, and the suite must miss it.
+# Sabotage: each function breaks one promise, and the suite must notice.
 
 
 def pull_too_much(patch: pytest.MonkeyPatch) -> None:
@@ -115,7 +126,7 @@ def export_less(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Belay, "average_state_dict", lambda self: dict(list(right(self).items())[1:]))
 
 
-def believe_everything(patch: pytest.MonkeyPatch) -> None:
+def accept_every_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkpoint, "check", lambda *_: None)
 
 
@@ -140,13 +151,13 @@ SABOTAGE: dict[str, tuple[Any, Any, str]] = {
     "keep the average in": (keep_the_average_in, EMA, "gives every bit back: averaged() changed 'model/0.weight'"),
     "put nothing in": (put_nothing_in, EMA, "inside averaged() '0.weight' is not the average"),
     "let steps through": (let_steps_through, EMA, "an optimizer step inside averaged() was not refused"),
-    "round what is loaded": (round_what_is_loaded, EMA, "a run that was stopped after 2 steps ends elsewhere"),
+    "round what is loaded": (round_what_is_loaded, EMA, "a run that was stopped after 2 steps ends with other values"),
     "forget ages": (forget_ages, tb.methods.swa(), "bit for bit: a run that was stopped"),
     "disturb gradients": (disturb_gradients, EMA, "changed the training: 'gradient/0.weight'"),
     "export the weights": (export_the_weights, EMA, "does not hold the average of '0.weight'"),
     "export less": (export_less, EMA, "does not load into a new model"),
-    "believe everything": (believe_everything, EMA, "a state of another method was loaded"),
-    "forget what was done": (forget_what_was_done, LAGGED, "were taken again end elsewhere"),
+    "accept every state": (accept_every_state, EMA, "a state of another method was loaded"),
+    "forget what was done": (forget_what_was_done, LAGGED, "were repeated end with other values"),
     "copy nothing": (nothing(Belay, "copy_to_model"), EMA, "after copy_to_model() '0.weight' is not the average"),
     "reset nothing": (nothing(Stepper, "restart"), EMA, "after reset() the average of '0.weight' is not its weight"),
     "leave the hooks": (nothing(StepHooks, "remove"), EMA, "after detach() the optimizer has other"),
@@ -154,9 +165,7 @@ SABOTAGE: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize(("sabotage", "method", "message"), SABOTAGE.values(), ids=SABOTAGE)
-def test_a_promise_that_is_broken_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, sabotage: Any, method: Any, message: str
-) -> None:
+def test_a_broken_promise_is_noticed(monkeypatch: pytest.MonkeyPatch, sabotage: Any, method: Any, message: str) -> None:
     examine(method=method)
     sabotage(monkeypatch)
     with pytest.raises(ContractError, match=re.escape(message)):
@@ -178,11 +187,11 @@ def test_an_exception_inside_a_contract_is_reported_and_the_others_are_still_che
     assert caught.value.__cause__ is not None
 
 
-# What it is given
+# Models, optimizers and arguments
 
 
 class Forgetful(nn.Linear):
-    """Its output depends on a number that no state_dict holds."""
+    """A layer whose output depends on a number outside its state_dict."""
 
     def __init__(self) -> None:
         super().__init__(3, 1)
@@ -194,11 +203,11 @@ class Forgetful(nn.Linear):
 
 
 def test_state_outside_the_state_dict_is_noticed() -> None:
-    with pytest.raises(ContractError, match=r"something that is no part of its state_dict\(\) takes part"):
+    with pytest.raises(ContractError, match=r"depends on something that its state_dict\(\) does not hold"):
         examine(Forgetful, method=EMA)
 
 
-def test_a_training_that_does_not_repeat_itself_is_checked_as_far_as_it_can_be() -> None:
+def test_a_training_that_does_not_repeat_itself_is_checked_as_far_as_possible() -> None:
     numbers = itertools.count()
     report = examine(loss=lambda model, x: (model(x) - next(numbers)).square().mean())
     assert set(report.passed) | set(report.skipped) == set(CONTRACTS)
@@ -209,7 +218,7 @@ def test_a_training_that_does_not_repeat_itself_is_checked_as_far_as_it_can_be()
 
 
 class Amnesiac(torch.optim.SGD):
-    """Its rate falls with a count that its state does not hold."""
+    """SGD whose rate falls with a count outside its state."""
 
     count = 0
 
@@ -221,7 +230,7 @@ class Amnesiac(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_that_does_not_resume_by_itself_is_said_to_be_the_reason() -> None:
+def test_an_optimizer_that_does_not_resume_is_named_as_the_reason() -> None:
     report = examine(optimizer=lambda model: Amnesiac(model.parameters(), lr=0.1), method=EMA)
     assert list(report.skipped) == ["a run goes on from a checkpoint bit for bit"]
     assert "does not resume bit for bit, even without Belay" in next(iter(report.skipped.values()))
@@ -249,13 +258,13 @@ class Argmax(nn.Module):
 
 
 @pytest.mark.parametrize(("given", "error", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_in_what_is_given_is_named(given: Any, error: type[Exception], message: str) -> None:
+def test_a_mistake_in_the_arguments_is_named(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         examine(**given)
 
 
 class Many(nn.Linear):
-    """Takes two arguments and returns them in a way of its own."""
+    """A layer that takes two arguments and returns an object with a loss, or a dict."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(3, 1)
@@ -268,15 +277,15 @@ class Many(nn.Linear):
 
 @pytest.mark.parametrize("kind", ["loss", "dict"])
 @pytest.mark.parametrize("given", [lambda step: (batch(step), batch(step)[:, :1]), {"x": batch(0), "y": batch(1)}])
-def test_batches_are_passed_and_losses_found_as_models_want(kind: str, given: Any) -> None:
+def test_batches_are_unpacked_and_losses_found(kind: str, given: Any) -> None:
     assert examine(lambda: Many(kind), batch=given).passed == tuple(CONTRACTS)
 
 
-def test_the_callers_generators_and_filters_are_left_alone() -> None:
+def test_the_callers_generators_and_filters_are_restored() -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    examine(lambda: mlp(torch.bfloat16), batch=lambda step: batch(step, torch.bfloat16))  # would warn of feedback
+    examine(lambda: mlp(torch.bfloat16), batch=lambda step: batch(step, torch.bfloat16))  # outside the suite this warns
     assert torch.equal(torch.rand(3), expected)
     with pytest.warns(tb.BelayWarning):
         Belay(model := mlp(torch.bfloat16), adamw(model), BELAY)

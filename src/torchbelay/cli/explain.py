@@ -1,0 +1,182 @@
+"""`torchbelay explain`: what a spring or an EMA does, as a paragraph and a table, or as JSON."""
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import textwrap
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torchbelay.physics import arguments
+from torchbelay.physics.run_length import Rule
+from torchbelay.physics.spring import Spring
+
+from .parser import add_verb, number, steps
+
+if TYPE_CHECKING:
+    from .parser import Commands
+
+TUNED_FOR = 1_000_000  # steps: the T0 of the paper's k(T) rule
+
+_NEEDED = ("k", "m1", "m2")
+_SPRING = (*_NEEDED, "c1", "c2", "dt", "follow", "force")
+
+_EXAMPLES = """\
+examples:
+  torchbelay explain --k 1 --m1 2000 --m2 500
+  torchbelay explain --k 1 --m1 10 --m2 20 --curvature 202 --lr 0.01
+  torchbelay explain --k 1 --m1 10 --m2 20 --c1 5 --c2 10
+  torchbelay explain --k 1 --m1 inf --m2 500 --steps 10000
+  torchbelay explain --decay 0.999 --json
+"""
+
+
+def add(commands: "Commands") -> None:
+    """Declare the arguments of `torchbelay explain`."""
+    parser = add_verb(
+        commands,
+        "explain",
+        run=run,
+        summary="say what a spring or an EMA does to weights, average and learning rate",
+        description="Say what a spring does: give --k, --m1 and --m2; or, for an ordinary EMA, --decay or --half-life.",
+        examples=_EXAMPLES,
+    )
+    option = parser.add_argument_group("a spring").add_argument
+    option("--k", type=number, help="spring constant")
+    option("--m1", type=number, metavar="M", help="mass of the weights; inf for no pull on them")
+    option("--m2", type=number, metavar="M", help="mass of the average")
+    option("--c1", type=number, metavar="C", help="damping of the weights (default 2·m1/dt: no velocity)")
+    option("--c2", type=number, metavar="C", help="damping of the average (default 2·m2/dt: no velocity)")
+    option("--dt", type=number, help="time between two steps (default 1)")
+    option(
+        "--follow", choices=("before", "after"), help="the average follows the weights before (default) or after a step"
+    )
+    option("--force", choices=("derived", "printed"), help="the velocity gains 2α (default) or 1/(2α) times the update")
+    option = parser.add_argument_group("or an ordinary EMA").add_argument
+    option("--decay", type=number, metavar="D", help="weight of the old average in a step")
+    option("--half-life", type=number, metavar="N", help="steps until that weight has become one half")
+    option = parser.add_argument_group("what to say about it").add_argument
+    option(
+        "--steps", type=steps, metavar="T", help="length of the run, for what is left of the start and the k(T) rule"
+    )
+    option("--lr", type=number, help="the optimizer's learning rate")
+    option(
+        "--curvature", type=number, metavar="H", help="largest curvature of the loss, for SGD's stable learning rate"
+    )
+    option("--json", action="store_true", help="one JSON object with every digit; infinity is the text inf")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a paragraph and a table about a spring, or one JSON object."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            spring = _spring(args)
+            messages = [str(warning.message) for warning in caught]  # before other springs are derived from this one
+            facts = _facts(spring, args.lr, args.curvature, args.steps)
+        except (ValueError, TypeError) as error:
+            args.parser.error(str(error))
+        except ArithmeticError:
+            args.parser.error("these numbers are too large or too small to compute with; use moderate ones")
+    for message in messages:
+        print(f"{args.parser.prog}: warning: {message}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(_without_inf(facts), indent=2, allow_nan=False))
+        return 0
+    width = max(40, shutil.get_terminal_size().columns)
+    print(textwrap.fill(facts["explanation"], width), end="\n\n")
+    rows = _rows(facts)
+    margin = max(len(label) for label, _ in rows) + 2
+    for label, value in rows:
+        print(textwrap.fill(value, width, initial_indent=label.ljust(margin), subsequent_indent=" " * margin))
+    return 0
+
+
+def _spring(args: argparse.Namespace) -> Spring:
+    """Return the spring that the arguments describe: by k and masses, by decay, or by half-life."""
+    given = {name: value for name in _SPRING if (value := getattr(args, name)) is not None}
+    if args.decay is not None or args.half_life is not None:
+        if given:
+            raise ValueError(f"--decay or --half-life is a whole setting by itself; leave out --{', --'.join(given)}")
+        return Spring.ema(args.decay, half_life=args.half_life)
+    if missing := [name for name in _NEEDED if name not in given]:
+        raise ValueError(f"--{', --'.join(missing)} missing; give --k, --m1 and --m2, or --decay, or --half-life")
+    return Spring(**given)
+
+
+def _facts(s: Spring, lr: float | None, curvature: float | None, steps: int | None) -> dict[str, Any]:
+    """Return all facts about a spring, under the names that --json prints."""
+    scale = s.effective_lr_scale
+    try:
+        matched = {"decay": s.matched_ema().decay, "lr_scale": scale}
+    except ValueError:
+        matched = None
+    facts: dict[str, Any] = {"spring": {name: getattr(s, name) for name in _SPRING}, "explanation": s.explain()}
+    facts |= {"regime": s.regime, "alpha": s.alpha, "beta": s.beta, "kappa1": s.kappa1, "kappa2": s.kappa2}
+    facts |= {"decay": s.decay, "half_life": s.half_life, "theta": s.theta}
+    facts |= {"effective_lr_scale": scale, "matched_ema": matched}
+    if lr is not None:
+        facts |= {"lr": arguments.number("lr", lr, low=0), "effective_lr": scale * lr}
+    if curvature is not None:
+        limit = s.max_stable_lr(curvature)
+        facts |= {"curvature": curvature, "max_stable_lr": limit, "max_stable_lr_of_sgd": 2 / curvature}
+        if lr is not None:
+            facts["lr_is_stable"] = lr < limit
+    if steps is not None:  # with velocities decay^T is the law of the long run
+        facts |= {"steps": steps, "left_after_steps": s.decay**steps if s.decay <= 1 else math.inf}
+        facts["k_for_steps"] = {"printed": _rescaled(s, steps, "printed"), "exact": _rescaled(s, steps, "exact")}
+    return facts
+
+
+def _rescaled(s: Spring, steps: int, rule: Rule) -> dict[str, Any]:
+    """Return k and decay for a run of this length, if k was tuned for TUNED_FOR steps; or why the rule is refused."""
+    try:
+        if s.has_velocity:
+            raise ValueError("the rule is about velocity-free springs; leave c1 and c2 out")
+        m1, m2 = s.m1 / s.dt**2, s.m2 / s.dt**2  # the rule has Δt = 1, and only k·Δt²/m matters
+        rescaled = Spring.for_steps(steps, m1=m1, m2=m2, k0=s.k, T0=TUNED_FOR, rule=rule)
+    except ValueError as why:
+        return {"k": None, "decay": None, "refused": str(why)}
+    return {"k": rescaled.k, "decay": rescaled.decay, "refused": None}
+
+
+def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts as (label, value), the lines of a table."""
+    absolute = f", {f['effective_lr']:.4g} at lr {f['lr']:g}" if "lr" in f else ""
+    matched = "none"
+    if ema := f["matched_ema"]:
+        matched = f"decay {ema['decay']:.10g} at {ema['lr_scale']:.4g} of the learning rate{absolute}"
+    rows = [
+        ("regime", f["regime"]),
+        ("α, β", f"{f['alpha']:.10g}, {f['beta']:.10g}"),
+        ("κ1 + κ2", f"{f['kappa1'] + f['kappa2']:.6g}"),
+        ("decay per step", f"{f['decay']:.10g}"),
+        ("half-life", f"{f['half_life']:.6g} steps"),
+        ("θ = m2/m1", f"{f['theta']:.6g}"),
+        ("effective learning rate", f"{f['effective_lr_scale']:.4g} of the optimizer's{absolute}"),
+        ("matched EMA", matched),
+    ]
+    if "curvature" in f:
+        verdict = ""
+        if "lr" in f:
+            verdict = f"; lr {f['lr']:g} is {'below it' if f['lr_is_stable'] else 'not below it: SGD diverges'}"
+        rows.append((f"stable at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr']:.4g}{verdict}"))
+        rows.append(("  plain SGD, or EMA", f"lr < {f['max_stable_lr_of_sgd']:.4g}"))
+    if "steps" in f:
+        about = "" if f["regime"] == "velocity-free" else "about "
+        shown = f"{f['steps']:,}" if f["steps"] < 1e15 else f"{f['steps']:.6g}"
+        rows.append((f"left after {shown} steps", f"{about}{f['left_after_steps']:.4g} of the start"))
+        tuned = f", if k = {f['spring']['k']:.6g} was tuned for {TUNED_FOR:,} steps"
+        for rule, at in f["k_for_steps"].items():
+            value = f"refused: {at['refused']}" if at["refused"] else f"{at['k']:.6g}, decay {at['decay']:.6g}{tuned}"
+            rows.append((f"k by the {rule} rule", value))
+    return rows
+
+
+def _without_inf(value: Any) -> Any:
+    """Replace infinity, which JSON does not have, by the text "inf", which float() reads."""
+    if isinstance(value, dict):
+        return {key: _without_inf(item) for key, item in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

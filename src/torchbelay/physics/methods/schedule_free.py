@@ -1,0 +1,59 @@
+"""Schedule-free averaging: training without a schedule of the learning rate."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchbelay.physics import arguments
+from torchbelay.physics.coupling import Coupling
+from torchbelay.physics.method import Remembers, Varies
+
+
+@dataclass(frozen=True)
+class schedule_free(Remembers):
+    """Schedule-free averaging: w1 is its y, where gradients are taken; w2 is its x, the weights to evaluate.
+
+        a = −β·c/(1−β), b = c/(1−β), p = 1 − β + β·c, q = c
+
+    c is the weight of this step in x: t^r·lr_max^w over the sum of these weights so far, with w = weight_lr_power and
+    lr_max the largest learning rate so far. At a constant learning rate and r = 0, c = 1/t.
+
+    When to use it: at a constant learning rate after a warm-up, if the end of the run is not known in advance. With
+    AdamW as the inner optimizer, give AdamW betas=(0, β2): β here takes the place of its momentum.
+
+    Reference: Defazio et al., "The road less scheduled", 2024.
+
+    >>> schedule_free(0.5).coupling(2, 0.1)
+    Coupling(a=-0.5, b=1.0, p=0.75, q=0.5)
+    """
+
+    beta: float = 0.9
+    r: float = 0.0
+    weight_lr_power: float = 2.0
+
+    varies: ClassVar[Varies] = "lr"
+    remembers: ClassVar[int] = 5  # step, largest lr, sum of weights; and the last two before this step
+
+    def __post_init__(self) -> None:
+        arguments.number("beta", self.beta, low=0, high=1, open_low=False)
+        arguments.number("r", self.r, low=0, open_low=False)
+        arguments.number("weight_lr_power", self.weight_lr_power, low=0, open_low=False)
+
+    def coupling(self, step: int, lr: float) -> Coupling:
+        """Return the coupling; if `lr` changes, call once per step and in order."""
+        if self.memory and self.memory[0] == step:  # called again for the same step
+            lr_max, total = self.memory[3:]
+        else:
+            past = self.past(step)
+            lr_max, total = past[:2] if past is not None else (lr, self._constant_total(step - 1, lr))
+        best = max(lr_max, lr)
+        weight = float(step**self.r * best**self.weight_lr_power)
+        self.remember((step, best, total + weight, lr_max, total))
+        c = weight / (total + weight) if total + weight else 0.0
+        beta = self.beta
+        return Coupling(-beta * c / (1 - beta), c / (1 - beta), 1 - beta + beta * c, c)
+
+    def _constant_total(self, steps: int, lr: float) -> float:
+        """Return the sum of the weights of the first `steps` steps at a constant learning rate."""
+        counted = math.fsum(t**self.r for t in range(1, steps + 1)) if self.r else steps
+        return float(counted * lr**self.weight_lr_power)
