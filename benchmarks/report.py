@@ -61,7 +61,10 @@ def fastest_peer(result: dict[str, Any], model: str, kind: str) -> float:
 def times(
     result: dict[str, Any], part: str, kind: str, rows: Sequence[str] = (), models: Collection[str] = MODELS
 ) -> str:
-    """Return a table of one kind of time: one row per candidate, one column per model. Without `rows`: every candidate."""
+    """Return a table of one kind of time: one row per candidate, one column per model.
+
+    `rows` names the candidates; without it the table has all.
+    """
     names = rows or list(dict.fromkeys(name for model in models for name in result["models"][model][part]))
     lines = [f"| ms | {' | '.join(MODELS[model] for model in models)} |", "|---|" + "---|" * len(models)]
     for name in names:

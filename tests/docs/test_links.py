@@ -1,5 +1,6 @@
 """Every page links to files, and to headings of pages, that exist, and names files of the repository that exist."""
 
+import ast
 import re
 
 import pytest
@@ -39,3 +40,10 @@ def test_readme_links_to_every_page() -> None:
 def test_the_files_that_a_page_names_exist(page) -> None:
     named = re.findall(r"`((?:tests|docs|benchmarks)/[\w./-]+?\.\w+)(?:::\w+)?`", page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_tests_that_the_page_of_memory_names_exist() -> None:
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "memory.md").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "tests" / "ops" / "test_host.py").read_text(encoding="utf-8"))
+    assert len(named) == 3
+    assert {*named} <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
