@@ -36,6 +36,13 @@ def test_readme_links_to_every_page() -> None:
     assert {f"docs/{page.name}" for page in PAGES[2:]} <= linked
 
 
+def test_the_make_targets_of_contributing_exist() -> None:
+    targets = re.findall(r"^    make ([\w-]+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert targets
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.M)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_files_that_a_page_names_exist(page) -> None:
     named = re.findall(r"`((?:tests|docs|benchmarks)/[\w./-]+?\.\w+)(?:::\w+)?`", page.read_text(encoding="utf-8"))

@@ -151,7 +151,8 @@ def test_the_row_of_a_spring_that_repels() -> None:
     assert price.above
     assert price.point is not None
     expected = (
-        f"MNIST at rate 0.012: {lost(-0.5)} runs lost, EMA {lost(0.0)}. CIFAR-10: {price.point:.3f} times EMA's loss."
+        f"MNIST at learning rate 0.012: {lost(-0.5)} runs lost, EMA {lost(0.0)}. "
+        f"CIFAR-10, θ = −0.5: {price.point:.3f} times EMA's loss."
     )
     assert row("tb.methods.centred(theta=-0.5, rate=1/200)") == expected
 
@@ -162,7 +163,7 @@ def test_the_row_of_belay() -> None:
 
     mnist, cifar10 = against_ema("mnist", "table1", 3e-4), against_ema("cifar10", "cifar10", 1e-3)
     assert row("tb.Spring(k=1.0, m1=2000.0, m2=500.0)") == (
-        f"FID ÷ EMA's: MNIST {mnist.size}, CIFAR-10 {cifar10.size}."
+        f"FID ÷ EMA's: MNIST {mnist.size}; CIFAR-10, with its own masses, {cifar10.size}."
     )
 
 
