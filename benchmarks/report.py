@@ -1,10 +1,12 @@
-"""Tables and a figure out of a result file: `python benchmarks/report.py` rewrites them in README.md and docs/.
+"""Write the measured tables and the figure: `python benchmarks/report.py` renews them in README.md and docs/.
 
-`tables(result)` is what the documents must say; a test compares.
+The numbers come from one result file, `RESULT`. A document marks each generated part with `<!-- from NAME -->` and
+`<!-- end -->`; `tables` has the parts by name. A test compares the documents with `tables`.
 """
 
 import argparse
 import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +22,54 @@ MODELS = {
     "small": "16.5M in 2,000",
     "vit": "ViT-B/16, 87M in 152",
 }
+# The rows and columns of README's small table; docs/performance.md has all of them.
+COST_MODELS = ("gpt", "unet", "small")
+COST_ROWS = (
+    ALONE,
+    "torch AdamW, then AveragedModel (EMA)",
+    "torch AdamW, torchbelay EMA",
+    "torchbelay AdamW with EMA, one pass",
+    BELAY,
+)
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 
 
 def ms(result: dict[str, Any], model: str, part: str, name: str, kind: str = "wall") -> float:
+    """Return the median time of one candidate, in milliseconds."""
     return float(result["models"][model][part][name][kind]["median"])
 
 
 def share(result: dict[str, Any], model: str, part: str, name: str) -> float:
-    """Of the bandwidth of a copy, that the fewest bytes moved in the device's own time amount to."""
+    """Return the bandwidth of a candidate as a share of that of a plain copy.
+
+    The bytes are the fewest that the operation can move; the time is the device's own.
+    """
     row, weights = result["models"][model][part][name], result["models"][model]["weights"]
     return float(row["bytes"] * weights / (row["device"]["median"] / 1e3) / result["copy_bandwidth"])
 
 
 def is_peer(name: str) -> bool:
+    """Whether a candidate is another library."""
     return "torchbelay" not in name and "tensor by tensor" not in name
 
 
 def fastest_peer(result: dict[str, Any], model: str, kind: str) -> float:
+    """Return the time of the fastest other library."""
     return min(ms(result, model, "average", name, kind) for name in result["models"][model]["average"] if is_peer(name))
 
 
-def times(result: dict[str, Any], part: str, kind: str) -> str:
-    """A table of one kind of time: a row a candidate, a column a model."""
-    names = list(dict.fromkeys(name for model in MODELS for name in result["models"][model][part]))
-    lines = [f"| ms | {' | '.join(MODELS.values())} |", "|---|" + "---|" * len(MODELS)]
+def times(
+    result: dict[str, Any], part: str, kind: str, rows: Sequence[str] = (), models: Collection[str] = MODELS
+) -> str:
+    """Return a table of one kind of time: one row per candidate, one column per model.
+
+    `rows` names the candidates; without it the table has all.
+    """
+    names = rows or list(dict.fromkeys(name for model in models for name in result["models"][model][part]))
+    lines = [f"| ms | {' | '.join(MODELS[model] for model in models)} |", "|---|" + "---|" * len(models)]
     for name in names:
         cells = []
-        for model in MODELS:
+        for model in models:
             row = result["models"][model][part].get(name)
             cells.append("–" if row is None else f"{row[kind]['median']:.3g}")
         bold = "**" if name.startswith("torchbelay") and "foreach" not in name else ""
@@ -55,7 +78,7 @@ def times(result: dict[str, Any], part: str, kind: str) -> str:
 
 
 def bars(result: dict[str, Any]) -> str:
-    """What was asked for, and what was measured."""
+    """Return the table of targets and results."""
     averages = dict.fromkeys(("wall", "device"), result["scaling"]["averages"]["4"])
     ratio = {
         kind: rows["4 in one pass"][kind]["median"] / rows["4 one after the other"][kind]["median"]
@@ -80,7 +103,7 @@ def bars(result: dict[str, Any]) -> str:
         (f"the same, {MODELS['unet']}", "≤ 0.40", "unet", step),
         (f"the same, {MODELS['small']}", "≤ 0.15", "small", step),
     ]
-    lines = ["| | asked | from idle | device alone |", "|---|---|---|---|"]
+    lines = ["| | target | from idle | device alone |", "|---|---|---|---|"]
     lines += [f"| {what} | {bar} | {of(m, 'wall'):.2f} | {of(m, 'device'):.2f} |" for what, bar, m, of in rows]
     lines += [
         f"| share of a copy's bandwidth, {MODELS['gpt']}: one pass / coupling / EMA | ≥ 0.95 | | {shares('gpt')} |",
@@ -92,7 +115,7 @@ def bars(result: dict[str, Any]) -> str:
     host = ms(result, "small", "step", BELAY, "host")
     lines += [
         f"| four averages in one pass ÷ four passes, 268M | ≤ 0.75 | {ratio['wall']:.2f} | {ratio['device']:.2f} |",
-        f"| bytes a weight that BELAY adds in one pass, {MODELS['unet']} (a plain copy of the weights: {theirs:.2f}) "
+        f"| bytes per weight that BELAY adds in one pass, {MODELS['unet']} (a plain copy of the weights: {theirs:.2f}) "
         f"| 4 | | {average:.2f}, transient {held[BELAY]['transient']:.0f} |",
         f"| host time of a step, {MODELS['small']} tensors (torch's own: "
         f"{ms(result, 'small', 'step', ALONE, 'host'):.1f} ms) | ≤ 1 ms | {host:.1f} ms | |",
@@ -101,13 +124,14 @@ def bars(result: dict[str, Any]) -> str:
 
 
 def tables(result: dict[str, Any]) -> dict[str, str]:
-    """The generated parts of the documents, by name."""
+    """Return the generated parts of the documents, by name."""
     versions = result["versions"]
     run = (
         f"{result['device']}, {result['date']}, torch {versions['torch']}, triton {versions['triton']}; a copy moves "
         f"{result['copy_bandwidth'] / 1e12:.2f} TB/s."
     )
     return {
+        "cost": times(result, "step", "wall", COST_ROWS, COST_MODELS),
         "steps": times(result, "step", "wall"),
         "steps-device": times(result, "step", "device"),
         "averages": times(result, "average", "wall"),
@@ -118,7 +142,7 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
 
 
 def filled(text: str, parts: dict[str, str]) -> str:
-    """A document with every generated part as it should be."""
+    """Return a document with its generated parts renewed."""
     for name, part in parts.items():
         begin = BEGIN.format(name)
         if begin in text:
@@ -129,7 +153,7 @@ def filled(text: str, parts: dict[str, str]) -> str:
 
 
 def figure(result: dict[str, Any], folder: Path) -> None:
-    """Cost against weights, tensors and averages."""
+    """Draw the cost against the numbers of weights, tensors and averages."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -160,11 +184,12 @@ def figure(result: dict[str, Any], folder: Path) -> None:
 
 
 def main() -> None:
+    """Renew the documents, and the figure unless `--no-figure` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-figure", action="store_true", help="leave the figure as it is")
     args = parser.parse_args()
     result = json.loads(RESULT.read_text())
-    for document in (ROOT / "README.md", ROOT / "docs" / "performance.md"):
+    for document in DOCUMENTS:
         document.write_text(filled(document.read_text(), tables(result)))
     if not args.no_figure:
         figure(result, ROOT / "docs")

@@ -1,38 +1,34 @@
-"""What README says of the paper's claims is what the rules find in the records that are kept beside it."""
+"""docs/paper.md says what the rules find in the records that are kept beside it.
+
+`PYTHONPATH=src:tests python tests/docs/test_paper.py` rewrites the page's two tables from the records.
+"""
 
 import re
 from collections.abc import Callable
-from importlib.resources import files
-from pathlib import Path
 from statistics import fmean, median
 
 import pytest
 
+from helpers import kept_records
 from helpers.root import ROOT
-from torchbelay.lab import records as on_disk
 from torchbelay.lab.claims import judge
 from torchbelay.lab.registry import PARTS
 from torchbelay.lab.score.analysis import ARMS, FAILED, Study, compare, fids, is_lost, rate_of_fids
 
-RECORDS = ROOT / "docs" / "records"
-COMMITTED = Path(str(files("torchbelay.lab.score"))) / "records"  # of what needs a GPU: they come with the package
+PAGE = ROOT / "docs" / "paper.md"
+REWRITE = "rewrite the table with: PYTHONPATH=src:tests python tests/docs/test_paper.py"
 
 
-def kept() -> dict[str, Path]:
-    """Where each part's records are kept: those of docs come first."""
-    return {path.stem: path for folder in (COMMITTED, RECORDS) for path in sorted(folder.glob("*.jsonl"))}
-
-
-def table() -> str:
-    """The table, made anew; `python tests/lab/test_readme_claims.py` prints it and the next one."""
-    found = {name: on_disk.read(path)[1] for name, path in kept().items()}
+def claims_table() -> str:
+    """Return the table of claims, computed from the records."""
+    found = {name: kept_records.lines(name) for name in kept_records.paths()}
     rows = [f"| {v.claim.id} | {v.claim.text} | **{v.finding.answer}** | {v.finding.summary} |" for v in judge(found)]
     return "\n".join(["| | the paper says | verdict | what we found |", "|---|---|---|---|", *rows])
 
 
 def sign_table() -> str:
-    """What the sign of the spring does on MNIST: medians over seeds, or how many of them are lost."""
-    runs = [line for line in on_disk.read(kept()["sign"])[1] if line["kind"] == "run"]
+    """Return what the sign of the spring does on MNIST: the median over seeds, or how many seeds are lost."""
+    runs = [line for line in kept_records.lines("sign") if line["kind"] == "run"]
     thetas, lrs = (sorted({line[key] for line in runs}) for key in ("theta", "lr"))
     names = [f"θ = {theta:+g}".replace("-", "−") if theta else "θ = 0 (EMA)" for theta in thetas]
     rows = [f"| learning rate | {' | '.join(names)} |", "|---" * (len(thetas) + 1) + "|"]
@@ -46,16 +42,23 @@ def sign_table() -> str:
     return "\n".join(rows)
 
 
-@pytest.mark.parametrize(("name", "made"), [("claims", table), ("sign", sign_table)])
-def test_the_tables_follow_from_the_kept_records(name: str, made: Callable[[], str]) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    said = re.search(rf"<!-- {name}:.*?-->\n(.*?)\n<!-- /{name} -->", readme, re.DOTALL)
+TABLES: dict[str, Callable[[], str]] = {"claims": claims_table, "sign": sign_table}
+
+
+def block(name: str) -> re.Pattern[str]:
+    """Return the pattern of a generated table between its two comments."""
+    return re.compile(rf"(<!-- {name}:.*?-->\n)(.*?)(\n<!-- /{name} -->)", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_follow_from_the_kept_records(name: str) -> None:
+    said, right = block(name).search(PAGE.read_text(encoding="utf-8")), TABLES[name]()
     assert said is not None
-    assert said[1] == made()
+    assert said[2] == right, f"{REWRITE}\nthe right table is\n{right}"
 
 
 def test_what_is_said_of_table_1_follows_too() -> None:
-    lines = on_disk.read(kept()["mnist"])[1]
+    lines = kept_records.lines("mnist")
     long = Study(lines, "table1")
     ema, matched, belay = found = [[*fids(lines, long, arm, 3e-4).items()] for arm in ARMS]
     assert all([seed for seed, _ in each] == long.seeds == [3, 4, 5] for each in found)
@@ -69,17 +72,36 @@ def test_what_is_said_of_table_1_follows_too() -> None:
     )
     assert [each.reading for each in (to_ema, to_matched, between)] == ["higher", "open", "open"]
     assert not any(map(is_lost, (loss for arm in ARMS for loss in long.losses(arm, 3e-4).values())))
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "EMA has an FID of {}, the EMA that is matched to BELAY {} and BELAY {}, the opp".format(*means) in readme
-    assert f"BELAY's is {to_ema.size}.".replace(" (", " times EMA's (") in readme
-    assert f"the factor is {to_matched.size}." in readme
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert "EMA has an FID of {}, the EMA that is matched to BELAY {} and BELAY {}, the opp".format(*means) in page
+    assert f"BELAY's is {to_ema.size}.".replace(" (", " times EMA's (") in page
+    assert f"the factor is {to_matched.size}." in page
+
+
+def test_what_is_said_of_the_price_on_cifar10_follows_too() -> None:
+    study = Study(kept_records.lines("cifar10"), "cifar10")
+    (lr,) = study.lrs
+    price = study.compare("θ −0.5", "EMA", lr)
+    assert price.above  # within the margin of equality, and still behind EMA
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"θ = −0.5 had {price.size}.".replace(" (", " times EMA's loss (") in page
 
 
 def test_every_part_has_its_records_kept_and_they_are_those_of_a_full_run() -> None:
-    heads = {name: on_disk.read(path)[0] for name, path in kept().items()}
+    heads = {name: kept_records.head(name) for name in kept_records.paths()}
     assert set(heads) == set(PARTS)
     assert all(head["quick"] is False and head["seed"] == 0 for head in heads.values())
 
 
+def rewrite() -> None:
+    """Renew both tables of the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, made in TABLES.items():
+        right = made()
+        page, renewed = block(name).subn(lambda found, right=right: f"{found[1]}{right}{found[3]}", page)  # type: ignore[misc]
+        assert renewed == 1, f"{PAGE} must have one table {name!r}"
+    PAGE.write_text(page, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(table(), sign_table(), sep="\n\n")  # noqa: T201
+    rewrite()

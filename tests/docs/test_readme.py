@@ -1,46 +1,181 @@
-"""README's code runs as it is printed, top to bottom, and what it shows of the command is what the command says."""
+"""README's code runs as it is printed, and its numbers are those that were measured."""
 
 import importlib.util
 import json
 import re
+import tomllib
+from statistics import fmean
+from types import ModuleType
 
 import pytest
+import torch
 
+import torchbelay as tb
+from helpers import kept_records
 from helpers.root import ROOT
-from torchbelay.cli import main
+from torchbelay.lab.claims import CLAIMS
+from torchbelay.lab.claims.verdict import verdict
+from torchbelay.lab.score.analysis import FAILED, FID_MARGIN, Comparison, compare
 
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+ATTACH = re.compile(r"^belay = tb\.Belay\(.*\).*\n", re.M)
+
+
+def load_report() -> ModuleType:
+    """Return benchmarks/report.py as a module."""
+    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
+    assert spec is not None
+    assert spec.loader is not None
+    report = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(report)
+    return report
+
+
+def row(use: str) -> str:
+    """Return what the row of "Which method?" that recommends `use` says was measured."""
+    (found,) = [line for line in README.splitlines() if line.startswith("| ") and f"`{use}`" in line]
+    return found.strip("|").split("|")[-1].strip()
+
+
+# The code ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 5
-    exec(compile("\n".join(blocks), "README.md", "exec"), {})
-    assert (tmp_path / "average.pt").exists()
-    assert "'tension'" in capsys.readouterr().out
+    assert len(BLOCKS) == 3
+    example, _, fused = BLOCKS
+    exec(compile(example, "README.md", "exec"), names := {})
+    assert names["belay"].step == 100
+    assert "tensor(" in capsys.readouterr().out
+    names["model"].load_state_dict(torch.load("average.pt"), strict=True)
+    names["belay"].detach()
+    exec(compile(fused, "README.md", "exec"), names)
+    assert type(names["optimizer"]) is tb.optim.AdamW
 
 
-def test_the_command_says_what_the_readme_shows(capsys) -> None:
-    (command, shown), *others = re.findall(r"```\n\$ torchbelay (.*?)\n(.*?)…\n```", README, re.S)
-    assert not others
-    assert main(command.split()) == 0
-    assert " ".join(capsys.readouterr().out.split()).startswith(" ".join(shown.split()))
+def test_belay_is_a_change_of_one_line(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example, line, _ = BLOCKS
+    assert line.count("\n") == 1
+    changed, times = ATTACH.subn(line, example)
+    assert times == 1
+    exec(compile(changed, "README.md", "exec"), names := {})
+    assert names["belay"].stats()["effective_lr"] == pytest.approx(0.7998e-3)
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_what_the_readme_links_to_exists(target: str) -> None:
-    assert (ROOT / target).exists()
+def test_the_two_commands_are_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = re.findall(r"^    make (\w+)", README, re.M)
+    assert commands == ["reproduce", "test"]
+    assert all(re.search(rf"^{command}:", makefile, re.M) for command in commands)
+
+
+def test_the_versions_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (needed,) = project["dependencies"]
+    versions = f"Python {project['requires-python']} and {needed}".replace(">=", "≥ ").replace("torch≥", "torch ≥")
+    assert versions in README
+
+
+def test_it_counts_the_methods() -> None:
+    others = {*tb.methods.__all__} - {"Method", "ema", "swa", "belay"}
+    assert len(others) == 9
+    assert "EMA, SWA, BELAY and nine other methods" in README
+
+
+# What was measured ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/performance.md"])
 def test_the_tables_say_what_was_measured(document: str) -> None:
-    root = ROOT
-    spec = importlib.util.spec_from_file_location("report", root / "benchmarks" / "report.py")
-    report = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(report)
-    text = (root / document).read_text()
+    report = load_report()
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert ROOT / document in report.DOCUMENTS
     assert text.count("<!-- from ") == text.count("<!-- end -->") > 0
     parts = report.tables(json.loads(report.RESULT.read_text()))
-    assert report.filled(text, parts) == text
+    assert report.filled(text, parts) == text, "rewrite the tables with: python benchmarks/report.py --no-figure"
     assert report.filled(text, dict.fromkeys(parts, "")) != text  # and the tables are found
+
+
+def fids(part: str, arm: str, study: str, lr: float) -> dict[int, float]:
+    """Return the FID of every seed of an arm, whose average is meant."""
+    return {
+        line["seed"]: line["fid"]
+        for line in kept_records.lines(part)
+        if line["kind"] == "fid" and (line["study"], line["arm"], line["lr"], line["weights"]) == (study, arm, lr, "w2")
+    }
+
+
+def test_the_row_of_ema() -> None:
+    ema, belay = (fmean(fids("mnist", arm, "table1", 3e-4).values()) for arm in ("EMA", "BELAY"))
+    expected = f"MNIST, FID at learning rate 3e-4 (lower is better): EMA {ema:.1f}, BELAY {belay:.1f}."
+    assert row("tb.methods.ema(0.999)") == expected
+
+
+def test_the_row_of_several_averages() -> None:
+    result = json.loads(load_report().RESULT.read_text())["scaling"]["averages"]["4"]
+    one, four = (result[name]["wall"]["median"] for name in ("4 in one pass", "4 one after the other"))
+    expected = f"Four averages in one pass take {one / four:.2f} of the time of four passes."
+    assert row('spectators={"short": tb.methods.ema(0.99), …}') == expected
+
+
+def test_the_row_of_swa() -> None:
+    model = torch.nn.Linear(3, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.swa(), start=20)
+    visited = []
+    for x in torch.randn(50, 4, 3, dtype=torch.float64):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+        visited.append(model.weight.detach().clone())
+    error = (belay.average_state_dict()["weight"] - torch.stack(visited[20:]).mean(0)).abs().max()
+    assert float(error) < 1e-14
+    assert row("tb.methods.swa()") == "Equal to the mean of the visited weights to 1e-14, in float64."
+
+
+def test_the_row_of_a_spring_that_repels() -> None:
+    runs = [line for line in kept_records.lines("sign") if line["kind"] == "run" and line["lr"] == 0.012]
+
+    def lost(theta: float) -> str:
+        losses = [run["final"]["w2"]["test"] for run in runs if run["theta"] == theta]
+        return f"{sum(loss is None or loss > FAILED for loss in losses)} of {len(losses)}"
+
+    assert {run["rate"] for run in runs} == {1 / 200}
+    trained = [line for line in kept_records.lines("cifar10") if line["kind"] == "run"]
+    ours, emas = (
+        {run["seed"]: run["final"]["w2"]["test"] for run in trained if run["arm"] == arm} for arm in ("θ −0.5", "EMA")
+    )
+    price = compare(ours, emas)
+    assert price.above
+    assert price.point is not None
+    expected = (
+        f"MNIST at learning rate 0.012: {lost(-0.5)} runs lost, EMA {lost(0.0)}. "
+        f"CIFAR-10, θ = −0.5: {price.point:.3f} times EMA's loss."
+    )
+    assert row("tb.methods.centred(theta=-0.5, rate=1/200)") == expected
+
+
+def test_the_row_of_belay() -> None:
+    def against_ema(part: str, study: str, lr: float) -> Comparison:
+        return compare(fids(part, "BELAY", study, lr), fids(part, "EMA", study, lr), FID_MARGIN)
+
+    mnist, cifar10 = against_ema("mnist", "table1", 3e-4), against_ema("cifar10", "cifar10", 1e-3)
+    assert row("tb.Spring(k=1.0, m1=2000.0, m2=500.0)") == (
+        f"FID ÷ EMA's: MNIST {mnist.size}; CIFAR-10, with its own masses, {cifar10.size}."
+    )
+
+
+def test_belay_beats_ema_in_no_run_of_images() -> None:
+    """What the caveat says follows from the verdicts on C9, BELAY beats EMA, and C10, they are equal."""
+    records = {name: kept_records.lines(name) for name in ("mnist", "cifar10")}
+    answers = {claim.id: str(verdict(claim, records).finding.answer) for claim in CLAIMS if claim.id in ("C9", "C10")}
+    assert answers == {"C9": "does not hold", "C10": "holds"}
+    assert "**BELAY does not beat a tuned EMA in our runs.**" in README
+
+
+def test_the_effective_learning_rate_of_the_caveat() -> None:
+    spring = tb.Spring(k=1.0, m1=2000.0, m2=500.0)
+    assert spring.effective_lr_scale == pytest.approx(spring.alpha * spring.m1 / (spring.m1 + spring.m2))
+    assert f"`α·m1/(m1+m2)` of the optimizer's rate: {spring.effective_lr_scale:.2f} of it" in " ".join(README.split())

@@ -1,0 +1,62 @@
+"""docs/methods.md: its code runs, its table has the numbers of the code, and its command says what the page shows."""
+
+import re
+
+import pytest
+
+import torchbelay as tb
+from helpers.root import ROOT
+from torchbelay.cli import main
+
+PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+ROWS = {
+    found[1]: [cell.strip() for cell in line.strip("|").split("|")[1:]]
+    for line in PAGE.splitlines()
+    if (found := re.match(r"\| `(\w+)\(", line))
+}
+# A method of each row, a step at which the row holds, and the values of the row's symbols.
+EXAMPLES = {
+    "belay": (tb.methods.belay(k=1.0, m1=10.0, m2=20.0), 1, {"κ1": 0.05, "κ2": 0.025}),
+    "ema": (tb.methods.ema(0.9), 3, {"d": 0.9}),
+    "swa": (tb.methods.swa(), 5, {"t": 5}),
+    "power_ema": (tb.methods.power_ema(gamma=2.5), 5, {"t": 5, "γ": 2.5, "b": 1 - 0.8**3.5}),
+    "lookahead": (tb.methods.lookahead(k=4, alpha=0.7), 8, {"s": 0.7}),
+    "switch_ema": (tb.methods.switch_ema(decay=0.8, every=3), 6, {"d": 0.8}),
+    "easgd": (tb.methods.easgd(alpha=0.3), 2, {"s": 0.3}),
+    "heavy_ball": (tb.methods.heavy_ball(0.9), 1, {"μ": 0.9}),
+    "nesterov": (tb.methods.nesterov(0.9), 1, {"μ": 0.9}),
+    "schedule_free": (tb.methods.schedule_free(0.9), 4, {"β": 0.9, "c": 1 / 4}),
+    "primal_averaging": (tb.methods.primal_averaging(mu_x=0.9, mu_y=0.6), 1, {"x": 0.9, "y": 0.6}),
+    "centred": (tb.methods.centred(-0.5, rate=0.3), 1, {"θ": -0.5, "c": 0.3}),
+}
+
+
+def value(formula: str, symbols: dict[str, float]) -> float:
+    """Return a cell's formula at these values."""
+    code = formula.replace("−", "-").replace("·", "*").replace("^", "**")
+    return float(eval(code, {"__builtins__": {}}, symbols))
+
+
+def test_every_method_has_a_row() -> None:
+    assert set(ROWS) == set(EXAMPLES) == set(tb.methods.__all__) - {"Method"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_row_has_the_four_numbers_of_the_code(name: str) -> None:
+    method, step, symbols = EXAMPLES[name]
+    found = method.coupling(step, 0.1)
+    assert [value(cell, symbols) for cell in ROWS[name]] == pytest.approx([found.a, found.b, found.p, found.q])
+
+
+def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert len(blocks) == 2
+    exec(compile("\n".join(blocks), "methods.md", "exec"), {})
+    assert "'tension'" in capsys.readouterr().out
+
+
+def test_the_command_says_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    (command, shown), *others = re.findall(r"```\n\$ torchbelay (.*?)\n(.*?)…\n```", PAGE, re.S)
+    assert not others
+    assert main(command.split()) == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(" ".join(shown.split()))
