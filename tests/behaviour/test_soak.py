@@ -1,9 +1,10 @@
 """A small transformer trains for a long time while all kinds of things go wrong, and every step is checked.
 
-1,000 steps, or the number in TORCHBELAY_SOAK_STEPS, which `make soak` sets. Before each step something random may happen: the
-scaler finds an infinite gradient, everything is rebuilt from a checkpoint, the average is swapped in (and the block
-left by an exception), a step inside it is tried, a hook raises, a damaged state is loaded, an adapter is added or taken
-away. An independent program follows w1, w2 and the velocities of every parameter in float64 through all of it.
+1,000 steps, or the number in TORCHBELAY_SOAK_STEPS, which `make soak` sets. Before each step something random may
+happen: the scaler finds an infinite gradient, everything is rebuilt from a checkpoint, the average is swapped in (and
+the block left by an exception), a step inside the block is tried, a hook raises, a damaged state is loaded, an adapter
+is added or taken away. An independent program follows w1, w2 and the velocities of every parameter in float64 through
+all of it.
 """
 
 import copy
