@@ -26,11 +26,12 @@ def run(rank: int, world: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    import torchbelay as tb
     from helpers import rank_checks
 
     faulthandler.dump_traceback_later(LIMIT - 10)  # what it was waiting for, if it was
     torch.set_num_threads(1)
-    warnings.simplefilter("error", category=rank_checks.tb.BelayWarning)
+    warnings.simplefilter("error", category=tb.BelayWarning)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store{world}",
