@@ -1,8 +1,8 @@
 """One contract for Belay around every optimizer that torch has.
 
 The oracle is a program of its own: the same optimizer on a copy of the model, w1 copied before the step by hand, and
-the formulas of `ops.reference` with numbers that are written out in the helper, not taken
-from the library.
+the formulas of `ops.reference` with numbers that are written out in helpers/optimizers_under_test.py,
+not taken from the library.
 """
 
 import io

@@ -245,7 +245,7 @@ def test_averages_that_nobody_calls_stand_still_and_ours_and_ema_pytorchs_hook_d
 
 
 def counting(peer: type[Peer], model: nn.Module) -> Peer:
-    """The peer with a decay that depends on its count, where it has such a thing."""
+    """The peer with a decay that depends on its count, if it has such a decay."""
     more = {EmaPytorch: {"min_value": 0.0}, TorchEma: {"use_num_updates": True}, Torch: {}}
     return peer(model, 0.99, **more[peer])
 

@@ -1,4 +1,4 @@
-"""Around every step exactly once: exceptions, subclasses, hooks within hooks, copies, compilation."""
+"""Belay's hooks run exactly once per step: exceptions, subclasses, hooks within hooks, copies, compilation."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -54,14 +54,14 @@ def stop(*_: Any) -> None:
 
 
 class Passing(torch.optim.AdamW):
-    """Its step calls its parent's: both fire hooks once the parent class has an instance."""
+    """An optimizer whose step calls its parent's: both fire hooks once the parent class has an instance."""
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
 
 class PassingOn(Passing):
-    """Once more."""
+    """The same, one level deeper."""
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
@@ -167,7 +167,7 @@ class Twice(torch.optim.AdamW):
 
 
 class Shrinking(torch.optim.AdamW):
-    """Moves the weights itself, before its parent does and after."""
+    """An optimizer that moves the weights itself, before its parent's step and after it."""
 
     def step(self, closure: Any = None) -> Any:
         self.shrink()

@@ -28,7 +28,7 @@ from helpers.problems import (
 )
 from torchbelay.ops import reference
 
-# Every optimizer, and a problem that it can solve. Weight decay and momentum are on wherever there are any.
+# Every optimizer, and a problem that it can solve. Weight decay and momentum are on if the optimizer has them.
 
 
 @dataclass(frozen=True)

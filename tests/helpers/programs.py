@@ -26,7 +26,7 @@ def belay_program(k: float, m1: float, m2: float, *, follow: str = "before") -> 
 
 
 def swinging_program(k: float, m1: float, m2: float, c1: float, c2: float, force: str) -> Program:
-    """Algorithm 1 with both velocities, as printed but for the force where asked."""
+    """Algorithm 1 with both velocities, as printed, but for the force if asked."""
     alpha, beta = 1 - k / (2 * m1), 1 - k / (2 * m2)
     scale = 2 * alpha if force == "derived" else 1 / (2 * alpha)
 
@@ -66,7 +66,7 @@ def extrapolating_program(theta: float, rate: float, *, scale: float = 1.0, foll
 
 
 def average_program(decay_at: Callable[[int], float], *, lag: bool = False) -> Program:
-    """An average of the weights with this decay at step t; of those from before the step where it lags."""
+    """An average of the weights with this decay at step t; if it lags, of those from before the step."""
 
     def run(w: Tensor, update: Update) -> Iterator[tuple[Tensor, Tensor]]:
         average = w

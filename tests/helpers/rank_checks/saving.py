@@ -110,7 +110,7 @@ def prepared(how: str, make: Callable[..., Run], **more: Any) -> Run:
 
 
 def write_statistics(run: Run) -> None:
-    """As update_bn does: statistics that are the average's own until the next step."""
+    """Write statistics that are the average's own until the next step, as update_bn does."""
     with run.belay.averaged():
         run.model.norm.running_mean.fill_(0.25)
 

@@ -118,7 +118,7 @@ def a_step_talks_to_nobody(folder: Path) -> None:
         run.belay.average_state_dict()
         run.belay.reset()
     assert talk.get_total_counts() == 0, talk.get_comm_counts()
-    with CommDebugMode() as talk:  # and this is how it looks when somebody does
+    with CommDebugMode() as talk:  # and this is what a check that talks shows
         run.belay.average_state_dict(full=True)
     assert talk.get_total_counts() > 0
 
