@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 
@@ -34,7 +35,8 @@ def walk(step: Callable[[], object]) -> Walk:
 
     def notice(frame: FrameType, event: str, _: object) -> None:
         file = frame.f_code.co_filename
-        if event == "call" and file.startswith(PACKAGE) and not any(name in file for name in KERNELS) and frame.f_code.co_name[0] != "<":
+        ours = file.startswith(PACKAGE) and not any(name in file for name in KERNELS)
+        if event == "call" and ours and not frame.f_code.co_name.startswith("<"):  # not a comprehension
             seen.append((str(Path(file).relative_to(PACKAGE)), frame.f_code.co_qualname))
 
     sys.setprofile(notice)
@@ -46,9 +48,8 @@ def walk(step: Callable[[], object]) -> Walk:
 
 
 def changes(seen: Walk) -> int:
-    """How often the next call is in another file."""
-    files = [file for file, _ in seen]
-    return sum(one != other for one, other in zip(files, files[1:], strict=False))
+    """How often a call is in another file than the call before it; the first one counts."""
+    return sum(1 for _ in groupby(file for file, _ in seen))
 
 
 def training(optimizer: type[torch.optim.Optimizer], method: tb.Method, impl: str) -> Callable[[], object]:

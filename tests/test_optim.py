@@ -1,4 +1,4 @@
-"""Our AdamW, Adam and SGD against torch's: the same numbers, the same state, one pass where that can be."""
+"""Our AdamW, Adam and SGD against torch's: the same numbers, the same state, one pass if possible."""
 
 import copy
 import sys
@@ -45,7 +45,7 @@ every_method = pytest.mark.parametrize("how", METHODS)
 
 
 class Run:
-    """Training with ours in one pass, or with torch's and the ordinary coupling."""
+    """A training with our optimizer in one pass, or with torch's and the ordinary coupling."""
 
     def __init__(
         self, ours: bool, inner: str = "AdamW", method: Any = BELAY, *, dtype: torch.dtype = f32, **options: Any
@@ -350,7 +350,7 @@ def test_a_copy_of_the_optimizer_is_one_without_averages() -> None:
     assert run.belay.step == 2
 
 
-# Somebody else's hands on the state
+# Changes of the state from outside
 
 
 def reset_entry(state: dict[str, Tensor]) -> None:

@@ -43,7 +43,9 @@ _MODULES = {
     "methods": "torchbelay.physics.methods",
     "ops": "torchbelay.ops",
     "optim": "torchbelay.optim",
+    "options": "torchbelay.options",
     "physics": "torchbelay.physics",
+    "testing": "torchbelay.testing",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name

@@ -89,7 +89,7 @@ def test_momentum_remembers_the_learning_rate_of_each_group(method, nesterov) ->
     ids=["warm-up from zero", "restart through zero"],
 )
 def test_a_step_at_learning_rate_zero_forgets_the_momentum(method, nesterov, schedule, zero_at) -> None:
-    """The weights did not move, so that nothing tells what the gradient was: the one place where torch's knows more."""
+    """The weights did not move, so that the gradient is unknown: the one case in which torch's momentum knows more."""
 
     def lr(t: int) -> float:
         return 0.0 if t in zero_at or abs(schedule(t)) < 1e-9 else schedule(t)
@@ -190,7 +190,7 @@ def test_inverse_power_warm_up_is_ema_pytorchs(decay: float, power: float) -> No
 # Schedule-free: the authors' package ---------------------------------------------------------------------------------
 
 WARM_UP = 30
-SCHEDULE_FREE: dict[str, tuple[dict[str, Any], Schedule]] = {  # what their package is told; the same as a factor of lr
+SCHEDULE_FREE: dict[str, tuple[dict[str, Any], Schedule]] = {  # the package's arguments; the same as a factor of lr
     "constant": ({}, lambda t: 1.0),
     "warm-up": ({"warmup_steps": WARM_UP}, lambda t: min(1.0, t / WARM_UP)),
     "warm-up, r and another power": (

@@ -1,4 +1,4 @@
-"""Mixed precision: a step that GradScaler skips has not happened, whoever skips it.
+"""Mixed precision: a step that GradScaler skips has not happened, by whichever way it is skipped.
 
 Ordinary optimizers are not called for such a step. Fused ones are, hooks and all, and skip it themselves by a flag that
 stays on the device. The scale is a power of two and so changes no bit of a gradient: whole runs can be compared bit for
@@ -204,7 +204,7 @@ def test_of_two_optimizers_under_one_scaler_only_the_spoilt_one_is_skipped(way: 
 
 
 def numbers_read(run: Run) -> int:
-    """By two steps of the optimizer, one of them skipped."""
+    """Count the numbers read by two steps of the optimizer, one of them skipped."""
     count = 0
     for step, spoilt in ((0, False), (1, True)):
         run.optimizer.zero_grad()
@@ -220,7 +220,7 @@ def numbers_read(run: Run) -> int:
 
 @pytest.fixture(params=INNER)
 def fused_alone(request: pytest.FixtureRequest) -> tuple[str, int]:
-    """A fused optimizer, and how many numbers it reads without us."""
+    """A fused optimizer, and how many numbers it reads without Belay."""
     run = Run(CONSTANT["ema"], request.param, "fused")
     run.belay.detach()
     return request.param, numbers_read(run)
@@ -236,7 +236,7 @@ def test_a_constant_coupling_reads_no_number_from_the_device(
     assert numbers_read(run) == reads + at_once
     with Reading() as reading:
         assert run.belay.step == 1
-    assert reading.count == (0 if at_once else 1)  # else not before somebody wants to know
+    assert reading.count == (0 if at_once else 1)  # else read when `step` is asked for
 
 
 def test_only_on_a_device_is_a_number_waited_for() -> None:
@@ -247,7 +247,7 @@ def test_only_on_a_device_is_a_number_waited_for() -> None:
 def test_while_a_graph_is_captured_nothing_is_asked(
     fused_alone: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the host decided then, every replay would repeat."""
+    """A decision of the host during capture would be repeated by every replay."""
     inner, reads = fused_alone
     run = Run(CONSTANT["belay"], inner, "fused")
     seams.set_capturing(monkeypatch)
@@ -288,7 +288,7 @@ def loop(
     clip: float | None = None,
     autocast: bool = False,
 ) -> None:
-    """What people write: gradient accumulation, clipping, autocast, with a scaler or without."""
+    """A usual training loop: gradient accumulation, clipping, autocast, with a scaler or without."""
     for step in steps:
         optimizer.zero_grad()
         for part in range(parts):
@@ -339,7 +339,7 @@ def test_a_scaler_that_is_switched_off_changes_nothing(way: str) -> None:
 def test_steps_that_raise_whether_or_not_they_would_be_skipped_leave_no_trace(
     how: str, spoilt: list[bool], then: list[bool]
 ) -> None:
-    """Fused: a lagged average has moved before a step raises; the next that takes place must not move it twice."""
+    """Fused: a lagged average moves before a step that raises; the next step must not move it again."""
 
     def fails(*_: object) -> None:
         raise KeyError("on the way")

@@ -1,4 +1,4 @@
-"""What goes wrong around a training: steps and hooks that raise, weights that are not there, use after the end."""
+"""What goes wrong around a training: steps and hooks that raise, weights on the meta device, use after detach()."""
 
 import copy
 from typing import Any
@@ -35,7 +35,7 @@ def scheduled(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) 
 @pytest.mark.parametrize("how", METHODS)
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_step_that_raised_leaves_no_trace_under_a_schedule(how: str, resumed: bool) -> None:
-    """Methods that keep learning rates are asked again; a checkpoint from in between knows nothing of the failure."""
+    """Methods that keep learning rates are asked again; a checkpoint from in between holds no trace of the failure."""
     model, optimizer, belay = attached(METHODS[how])
     scheduled(model, optimizer, range(3))
     optimizer.param_groups[0]["lr"] = 5.0  # it never comes to a step at this rate
@@ -59,7 +59,7 @@ def test_a_step_that_raised_leaves_no_trace_under_a_schedule(how: str, resumed: 
 
 @pytest.mark.parametrize("how", METHODS)
 def test_a_step_that_raised_in_the_middle_may_be_taken_again(how: str) -> None:
-    """The user puts right what the optimizer had half done; nobody else had done anything."""
+    """The user repairs what the optimizer had half done; Belay had done nothing."""
 
     class Stumbling(torch.optim.SGD):
         stumbles = False

@@ -133,7 +133,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, Any]:
 
 
 def load_or_refuse(kind: str, state: Any) -> None:
-    """Only a ValueError may come out of it, and then nothing has changed; else the training must be able to go on."""
+    """Load; the only error may be a ValueError that changes nothing. If there is none, the training must go on."""
     model, optimizer, belay = trained(kind)
     before = snapshot(model, belay)
     weights = copy.deepcopy(model.state_dict())
@@ -210,12 +210,12 @@ def test_a_damaged_file_is_refused_and_changes_nothing_or_was_harmless(case: tup
         try:
             state = torch.load(io.BytesIO(content), weights_only=True)
         except Exception:
-            return  # torch has refused it, with whatever error: nobody has been asked to load anything
+            return  # torch has refused the file, with an error of its own: Belay was not asked to load anything
     load_or_refuse(kind, state)
 
 
 def test_a_flipped_bit_inside_a_number_is_found_by_the_files_own_checksum() -> None:
-    """torch.load does not look at it, and no loader can know which numbers are right."""
+    """torch.load ignores the checksum, and no loader can know which numbers are right."""
     content = bytearray(FILES["buffers"])
     weight = SAVED["buffers"]["averages"]["average"]["weights"]["0.weight"]
     assert zipfile.ZipFile(io.BytesIO(content)).testzip() is None

@@ -1,4 +1,4 @@
-"""What only a GPU can show: captured graphs, nobody waiting, no memory beside the average."""
+"""What only a GPU can show: captured graphs, a host that does not wait, no memory beside the average."""
 
 from typing import Any
 

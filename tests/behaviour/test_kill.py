@@ -40,7 +40,7 @@ class Result:
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    """Starts processes that have imported everything already, so that a kill hits the training and not an import."""
+    """A server of processes that have imported everything, so that a kill hits the training and not an import."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([program.__name__, "torch._dynamo"])  # the latter at the first optimizer
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +53,7 @@ def server() -> Any:
 
 
 def finish(server: Any, folder: Path, steps: int) -> dict[str, Any]:
-    """Let it come to its end, and return all that it then holds."""
+    """Let the training come to its end, and return its last state."""
     process = server.Process(target=program.main, args=(folder, steps))
     process.start()
     process.join()
@@ -62,7 +62,7 @@ def finish(server: Any, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def exported(folder: Path) -> dict[str, torch.Tensor]:
-    """The average beside the checkpoint: whatever happened, a file that is there loads strictly."""
+    """Return the average beside the checkpoint; a file that exists loads strictly, whatever happened."""
     weights = load_file(folder / "average.safetensors")
     program.Transformer().load_state_dict(weights, strict=True)
     return weights
@@ -70,7 +70,7 @@ def exported(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def short(server: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Where a short training ends if nobody disturbs it."""
+    """The end of a short training that runs undisturbed."""
     return finish(server, tmp_path_factory.mktemp("short"), FEW)
 
 
@@ -95,7 +95,7 @@ def test_killed_at_random_moments_it_ends_where_an_undisturbed_run_does(
         assert process.exitcode == -signal.SIGKILL
         kills += 1
         if (folders[-1] / "checkpoint.pt").exists():
-            assert Result(folders[-1]).loaded["done"] > 0  # what is there is always whole
+            assert Result(folders[-1]).loaded["done"] > 0  # a checkpoint that exists is whole
         if (folders[-1] / "average.safetensors").exists():
             exported(folders[-1])
     finish(server, folders[-1], STEPS)
@@ -128,7 +128,7 @@ def half_written(count: int) -> None:
 
 
 def die_in(name: str, *, before: bool) -> Callable[[int], None]:
-    """Let the process die right before, or after, the call of that number of a function of `os`, for checkpoints."""
+    """Let the process die right before or after a numbered call of a function of `os` that writes a checkpoint."""
 
     def prepare(count: int) -> None:
         right, calls = getattr(os, name), []
@@ -187,7 +187,7 @@ def test_the_program_runs_by_itself_and_gives_the_same(short: dict[str, Any], tm
 
 @pytest.mark.parametrize("part", ["belay", "optimizer", "schedule", "dice"])
 def test_the_comparison_notices_what_a_checkpoint_forgets(short: dict[str, Any], part: str) -> None:
-    """Without this the tests above could pass for a training whose parts have no say."""
+    """Without this, the tests above could pass for a training whose parts have no effect."""
     half, other = program.Training(FEW), program.Training(FEW)
     for _ in range(FEW // 2):
         half.step()

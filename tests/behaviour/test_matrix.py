@@ -21,14 +21,14 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def two_groups(model: nn.Module) -> Optimizer:
-    """As people do: no weight decay, and another rate, for what is no matrix."""
+    """The usual two groups: no weight decay, and another rate, for parameters that are not matrices."""
     matrices, others = ([p for p in trained(model) if (p.ndim > 1) is matrix] for matrix in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.02, "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.05)
 
 
 def schedule_free(model: nn.Module) -> Optimizer:
-    """A third party's, which swaps the weights itself."""
+    """An optimizer of another library, which swaps the weights itself."""
     optimizer = schedulefree.AdamWScheduleFree(trained(model), lr=0.05)
     optimizer.train()
     return optimizer

@@ -1,4 +1,4 @@
-"""Models with what models have: locks and streams, views and strides, caches, groups, sixteen bits."""
+"""Models as users have them: locks and streams, views and strides, caches, groups, 16-bit weights."""
 
 import copy
 import threading
@@ -15,7 +15,7 @@ from torchbelay.testing import CONTRACTS, check
 
 
 class Stubborn(nn.Module):
-    """Holds what cannot be copied: a lock, and an activation that is part of a graph."""
+    """A model that holds what cannot be copied: a lock, and an activation that is part of a graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ def test_a_model_that_cannot_be_deep_copied_is_averaged_like_any_other() -> None
 
 
 class Odd(nn.Module):
-    """Parameters that are views of one memory, transposed, channels-last, empty, a single number, and none at all."""
+    """Parameters that are views of one memory, transposed, channels-last, empty, a single number, and None."""
 
     def __init__(self) -> None:
         super().__init__()
         flat = torch.randn(12)
-        self.flat = flat  # an ordinary attribute: nobody else's business
+        self.flat = flat  # an ordinary attribute, not a parameter
         self.upper, self.lower = nn.Parameter(flat[:6].view(2, 3)), nn.Parameter(flat[6:].view(2, 3))
         self.transposed = nn.Parameter(torch.randn(2, 4).t())
         self.conv = nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last)
@@ -144,7 +144,7 @@ def test_the_average_of_a_16_bit_model_moves_by_18_percent_in_2000_steps(method:
 
 
 def test_a_bfloat16_average_that_was_asked_for_stands_still() -> None:
-    """So the default is not for nothing; whoever wants the memory back can have it."""
+    """This is why float32 is the default; bfloat16 saves memory if asked for."""
     model = nn.Linear(2, 1, bias=False).bfloat16()
     nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

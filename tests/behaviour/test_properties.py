@@ -110,7 +110,7 @@ def pull_of(seed: int) -> Gradient:
 
 
 class Run:
-    """A model, its SGD and a Belay, to be stepped; learning rates change, as no method may take them for constant."""
+    """A model, its SGD and a Belay; learning rates change, because no method may take them for constant."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ def test_an_attracted_average_stays_among_the_weights_it_has_seen(method: Any, s
         seen += [dict(run.stepped), w1]
         for name in SHAPES:
             points = torch.stack([w[name] for w in seen])
-            slack = 1e-14 * points.abs().max()  # the rounding of so many interpolations
+            slack = 1e-14 * points.abs().max()  # the rounding of that number of interpolations
             assert (w2[name] >= points.amin(0) - slack).all()
             assert (w2[name] <= points.amax(0) + slack).all()
 
@@ -343,7 +343,7 @@ couplings = st.one_of(
 
 
 class Listed:
-    """A method of somebody's own: `coupling` and nothing else."""
+    """A user's own method: `coupling` and nothing else."""
 
     def __init__(self, listed: list[Coupling]) -> None:
         self.listed = listed

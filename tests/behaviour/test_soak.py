@@ -1,9 +1,10 @@
 """A small transformer trains for a long time while all kinds of things go wrong, and every step is checked.
 
-1,000 steps, or the number in TORCHBELAY_SOAK_STEPS, which `make soak` sets. Before each step something random may happen: the
-scaler finds an infinite gradient, everything is rebuilt from a checkpoint, the average is swapped in (and the block
-left by an exception), a step inside it is tried, a hook raises, a damaged state is loaded, an adapter is added or taken
-away. An independent program follows w1, w2 and the velocities of every parameter in float64 through all of it.
+1,000 steps, or the number in TORCHBELAY_SOAK_STEPS, which `make soak` sets. Before each step something random may
+happen: the scaler finds an infinite gradient, everything is rebuilt from a checkpoint, the average is swapped in (and
+the block left by an exception), a step inside the block is tried, a hook raises, a damaged state is loaded, an adapter
+is added or taken away. An independent program follows w1, w2 and the velocities of every parameter in float64 through
+all of it.
 """
 
 import copy
@@ -66,7 +67,7 @@ class Model(Transformer):
 
 
 class Follower:
-    """What ought to be: an independent account of (w1, w2, v1, v2) and of the spectator, in float64."""
+    """The expected values: an independent account of (w1, w2, v1, v2) and of the spectator, in float64."""
 
     def __init__(self, *, warms_up: bool) -> None:
         self.warms_up = warms_up
@@ -80,7 +81,7 @@ class Follower:
         self.age[name] = 0
 
     def step(self, name: str, w1: Tensor, stepped: Tensor) -> Tensor:
-        """The optimizer has moved w1 to `stepped`; returns where it ought to be then."""
+        """Return where w1 is expected after the optimizer has moved it to `stepped`."""
         held = self.held[name]
         w1, u = w1.double(), stepped.double() - w1.double()
         new, held["w2"], held["v1"], held["v2"] = reference.algorithm1_with_velocities(
@@ -94,7 +95,7 @@ class Follower:
 
 
 class Soak:
-    """The training, what goes wrong in it, and the account of what ought to be."""
+    """The training, what goes wrong in it, and the account of the expected values."""
 
     def __init__(self, folder: Path, kind: str, seed: int = 0) -> None:
         self.dice, self.folder, self.happened = random.Random(seed), folder, Counter[str]()
@@ -147,7 +148,7 @@ class Soak:
             self.scaler.scale(next_word(self.model, sentences(number))).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.scaler.get_scale() < 256:  # so many skipped steps would bring it to 0, and the weights to nan
+        if self.scaler.get_scale() < 256:  # the skipped steps would bring it to 0, and the weights to nan
             self.scaler.update(2.0**16)
         if spoilt:
             self.skipped += 1
@@ -180,7 +181,7 @@ class Soak:
         self.step(number, failing=True)
 
     def resume(self, number: int) -> None:
-        """Through a file, into objects that are all new."""
+        """Save to a file and load into new objects."""
         path = self.folder / "checkpoint.pt"
         names = {id(p): name for name, p in self.named().items()}
         groups = [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
@@ -224,7 +225,7 @@ class Soak:
         assert same(self.everything(), before)
 
     def late_parameters(self, number: int) -> None:
-        """An adapter is added; the first of them goes when there are too many."""
+        """Add an adapter; if there are too many, remove the first."""
         name = f"a{self.made}"
         self.made += 1
         if len(self.adapters) == MOST:
@@ -282,7 +283,7 @@ class Soak:
 
 @torch.no_grad()
 def close(what: str, ours: dict[str, Any], theirs: dict[str, Tensor], allowed: float) -> None:
-    """All at once, for the sake of time; which it was is found out when it is not so."""
+    """Compare all tensors at once, which is fast; only if they differ, find the one that does."""
     mine, expected = (torch.cat([each[name].reshape(-1).double() for name in theirs]) for each in (ours, theirs))
     if not bool(((mine - expected).abs() <= allowed + 1e-5 * expected.abs()).all()):
         for name, value in theirs.items():
@@ -337,6 +338,6 @@ def test_a_long_training_does_not_grow(tmp_path: Path) -> None:
     tensors, objects, memory = tensors_alive(), len(gc.get_objects()), resident()
     some(more)
     assert tensors_alive() == tensors
-    assert len(gc.get_objects()) - objects < more / 10  # a leak of one object a step would be ten times that
-    # the allocator may take a few pages more; a leak of one copy of the weights a step would be 3 kB × steps
+    assert len(gc.get_objects()) - objects < more / 10  # a leak of one object per step would be ten times that
+    # the allocator may take a few pages more; a leak of one copy of the weights per step would be 3 kB × steps
     assert resident() - memory < 4e6

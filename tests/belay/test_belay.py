@@ -241,7 +241,7 @@ def test_stats_say_what_is_going_on(method: tb.Method, scale: float, regime: str
 
 
 def test_stats_of_a_drift_agree_with_the_effective_learning_rate() -> None:
-    """A constant gradient: what `stats` says of the learning rate is how fast the pair moves, for `every` too."""
+    """Under a constant gradient the pair moves at the `effective_lr` of `stats()`, with `every` too."""
     for options in ({}, {"every": 4}):
         model = nn.Linear(1, 1, bias=False).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

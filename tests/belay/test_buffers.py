@@ -1,4 +1,4 @@
-"""BatchNorm and its like: what the average has for buffers, in the three modes."""
+"""Buffers, such as BatchNorm's: what the average holds in each of the three modes."""
 
 import pytest
 import torch

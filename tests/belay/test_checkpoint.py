@@ -114,7 +114,7 @@ def test_the_state_is_plain_tensors_and_numbers() -> None:
 
 
 def damaged(**changes: Any) -> Any:
-    """A function that replaces what lies at the end of a path a/b/c in a state, or deletes it (…)."""
+    """Return a function that replaces the value at a path a/b/c of a state, or deletes it (…)."""
 
     def damage(state: dict[str, Any]) -> dict[str, Any]:
         for path, value in changes.items():
@@ -143,9 +143,9 @@ BAD_STATES = {
     "an age missing": (damaged(averages__average__ages={}), "ages .* missing"),
     "no methods": (damaged(averages__average__methods=...), "damaged"),
     "a negative step": (damaged(step=-1), "step"),
-    "a step that is no number": (damaged(step="7"), "step"),
+    "a step that is a string": (damaged(step="7"), "step"),
     "no buffers": (damaged(averages__average__buffers=...), "damaged"),
-    "velocities of nobody": (damaged(averages__average__velocities1={"0.weight": torch.ones(5, 3)}), "unexpected"),
+    "unknown velocities": (damaged(averages__average__velocities1={"0.weight": torch.ones(5, 3)}), "unexpected"),
     "other every": (damaged(options__every=5), "every differs: 5 in the checkpoint, 1 here; build Belay with every=5"),
     "other buffers": (damaged(options__buffers="average"), "buffers differs"),
     "no options": (damaged(options=...), "damaged"),
@@ -244,7 +244,7 @@ def test_a_belay_whose_model_was_converted_loads_its_own_state() -> None:
 
 
 def test_a_step_that_raised_is_known_to_the_checkpoint() -> None:
-    """A lagged average has moved by then; whoever resumes must not move it again for the same step."""
+    """A lagged average has moved by then; a resumed run must not move it again for the same step."""
     lagged = tb.Spring(k=0.2, m1=float("inf"), m2=1.0)
 
     def fail(*_: object) -> None:
@@ -269,7 +269,7 @@ def test_a_step_that_raised_is_known_to_the_checkpoint() -> None:
 
 
 def test_loading_finds_parameters_in_the_groups_where_they_are_now() -> None:
-    """Two learning rates, and a method that depends on them: groups that changed places keep theirs."""
+    """Two groups change places; each keeps its learning rate, on which the method depends."""
 
     def made(order: int) -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay]:
         model = mlp()

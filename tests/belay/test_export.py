@@ -1,4 +1,4 @@
-"""The average as a file: all of it or nothing, and it says what it is."""
+"""The average as a file: written whole or not at all, with metadata that say what it is."""
 
 import os
 import sys
@@ -73,7 +73,7 @@ def test_tied_empty_and_transposed_weights_have_each_their_own_place(tmp_path: P
 
 
 class Crash(BaseException):
-    """What no handler catches."""
+    """An exception that `except Exception` does not catch."""
 
 
 @pytest.mark.parametrize("at", ["write", "fsync", "replace"])
@@ -105,7 +105,7 @@ def test_whoever_is_stopped_on_the_way_leaves_the_old_file(
 def test_file_and_folder_are_on_the_disk_before_anybody_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this order: the file's contents, its name, the folder that has the name."""
+    """The order is: the file's contents, its name, the folder that has the name."""
     calls: list[str] = []
     sync, replace = os.fsync, os.replace
 
@@ -137,7 +137,7 @@ def test_a_file_that_was_never_written_replaces_nothing(tmp_path: Path, monkeypa
 
 
 def test_others_may_read_the_file(tmp_path: Path) -> None:
-    """Not a temporary file's rights, which are its owner's alone."""
+    """The file has the usual rights, not those of a temporary file, which only its owner may read."""
     _, _, belay = trained()
     belay.save_average(tmp_path / "average")
     (tmp_path / "usual").touch()

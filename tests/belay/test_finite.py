@@ -70,7 +70,7 @@ def test_a_skipped_step_moves_no_average_and_pulls_no_weight(how: str, impl: str
 
 @every_method
 def test_after_the_weights_are_restored_the_run_is_the_one_without_the_bad_step(how: str) -> None:
-    """Under a schedule: methods that keep learning rates must not keep that of a step that was none."""
+    """Under a schedule: methods that keep learning rates must not keep that of the bad step."""
     run, other = Run(METHODS[how], "skip"), Run(METHODS[how], "ignore")
     for step in range(6):
         for each in (run, other):
@@ -99,7 +99,7 @@ def test_raising_names_the_first_bad_parameter_and_changes_no_average(how: str) 
         run.spoil(at=1)
     assert same(run.averages(), before)
     assert torch.isnan(run.model[0].bias).sum() == 1  # as the optimizer left it
-    with pytest.raises(FloatingPointError, match=r"'0.bias'"):  # and still there
+    with pytest.raises(FloatingPointError, match=r"'0.bias'"):  # the bad weight is still present
         run.spoil(at=2)
     run.belay.copy_to_model()
     run.train(range(3, 5))
@@ -186,7 +186,7 @@ def test_a_bad_step_that_had_raised_before_leaves_no_trace(how: str, tries: int)
 def test_steps_that_raise_are_skipped_and_leave_bad_weights_in_any_order(
     how: str, then: list[float | None], skipping: str
 ) -> None:
-    """With an optimizer that skips by itself: inf is a step that it skips, nan one that leaves nan, -inf is both."""
+    """The optimizer skips steps itself: at inf it skips, nan leaves bad weights, -inf is both."""
 
     def fails(*_: object) -> None:
         raise KeyError("no luck")
@@ -212,7 +212,7 @@ def test_steps_that_raise_are_skipped_and_leave_bad_weights_in_any_order(
             model[0].weight.data.fill_(nan)
         optimizer.step()
         model.load_state_dict(good)
-        if what is nan or (what == -inf and skipping == "unasked"):  # else nobody looks at the weights
+        if what is nan or (what == -inf and skipping == "unasked"):  # else the weights are not looked at
             assert same(belay.state_dict(), before)
     train(model, optimizer, 1, first=4)
     other = mlp()
@@ -238,7 +238,7 @@ def test_it_goes_together_with_steps_that_a_scaler_skips(how: str, fused: bool) 
         good = values(model)
         if step in (2, 5):  # the scaler sees it
             model[0].weight.grad[0, 0] = inf
-        if step in (3, 5):  # nobody but us does
+        if step in (3, 5):  # the scaler does not see it, Belay does
             model[2].bias.data.fill_(nan)
         scaler.step(optimizer)
         scaler.update()
@@ -273,9 +273,11 @@ def test_an_average_begins_at_finite_weights() -> None:
     for choice in ("skip", "raise"):
         model = mlp()
         model[2].bias.data.fill_(nan)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(ValueError, match=r"'2.bias' is not finite: no average can begin there"):
-            Run(EMA, choice, model=model)
-        assert not torch.optim.SGD(model.parameters())._optimizer_step_pre_hooks
+            tb.Belay(model, optimizer, EMA, on_nonfinite=choice)
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
     assert Run(EMA, "ignore", model=model).belay.step == 0
 
 

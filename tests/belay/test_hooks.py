@@ -1,4 +1,4 @@
-"""Around every step exactly once: exceptions, subclasses, hooks within hooks, copies, compilation, company."""
+"""Belay's hooks run exactly once per step: exceptions, subclasses, hooks within hooks, copies, compilation."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -54,14 +54,14 @@ def stop(*_: Any) -> None:
 
 
 class Passing(torch.optim.AdamW):
-    """Its step calls its parent's: both fire hooks once the parent class has an instance."""
+    """An optimizer whose step calls its parent's: both fire hooks once the parent class has an instance."""
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
 
 class PassingOn(Passing):
-    """Once more."""
+    """The same, one level deeper."""
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
@@ -167,7 +167,7 @@ class Twice(torch.optim.AdamW):
 
 
 class Shrinking(torch.optim.AdamW):
-    """Moves the weights itself, before its parent does and after."""
+    """An optimizer that moves the weights itself, before its parent's step and after it."""
 
     def step(self, closure: Any = None) -> Any:
         self.shrink()
@@ -389,89 +389,3 @@ def agree(run: Run, other: Run) -> None:
             torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-14)
         else:
             assert value == theirs[name]
-
-
-# Company
-
-
-@pytest.mark.parametrize("watching", ["ema", "ema, lagged", "swa"])
-def test_a_second_belay_on_an_optimizer_is_like_a_spectator(watching: str) -> None:
-    run = Run(BELAY)
-    second = tb.Belay(run.model, run.optimizer, METHODS[watching])
-    other = Run(BELAY, spectators={"second": METHODS[watching]})
-    run.train(range(6))
-    other.train(range(6))
-    assert second.step == run.belay.step == 6
-    assert different(everything(model=run.model), everything(model=other.model)) == []
-    for belay, name in ((run.belay, "average"), (second, "second")):
-        ours, theirs = belay.average_state_dict(), other.belay.average_state_dict(name)
-        assert ours.keys() == theirs.keys()
-        assert all(same(ours[key], theirs[key]) for key in ours)
-
-
-def test_of_two_belays_one_may_leave() -> None:
-    run, other = Run(BELAY), Run(BELAY)
-    second = tb.Belay(run.model, run.optimizer, EMA)
-    run.train(range(3))
-    second.detach()
-    left = everything(belay=second)
-    run.train(range(3, 6))
-    other.train(range(6))
-    assert different(everything(belay=second), left) == []
-    assert different(run.everything(), other.everything()) == []
-
-
-class Pair(nn.Module):
-    """A generator and its judge in one model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator, self.judge = MLP.model(f32, seed=1), MLP.model(f32, seed=2)
-
-
-def compete(pair: Pair, optimizers: tuple[Optimizer, Optimizer], steps: range) -> None:
-    """The judge learns at every step, the generator at every other one; the losses go through both."""
-    for step in steps:
-        for optimizer, sign in zip(optimizers, (1, -1), strict=True):
-            if sign == 1 or step % 2:
-                pair.zero_grad()
-                (sign * (MLP.loss(pair.judge, step) * MLP.loss(pair.generator, step))).backward()
-                optimizer.step()
-
-
-def rivals(pair: Pair) -> tuple[Optimizer, Optimizer]:
-    return torch.optim.AdamW(pair.judge.parameters(), lr=0.02), torch.optim.SGD(pair.generator.parameters(), lr=0.1)
-
-
-def test_two_optimizers_on_one_model_each_have_an_average_of_their_own() -> None:
-    both, apart = Pair(), Pair()
-    judging, generating = rivals(both)
-    belays = [tb.Belay(both, judging, BELAY), tb.Belay(both, generating, EMA)]
-    compete(both, (judging, generating), range(7))
-    optimizers = rivals(apart)
-    separate = [tb.Belay(apart.judge, optimizers[0], BELAY), tb.Belay(apart.generator, optimizers[1], EMA)]
-    compete(apart, optimizers, range(7))
-    assert [belay.step for belay in belays] == [7, 3]
-    assert different(everything(model=both), everything(model=apart)) == []
-    for belay, alone, own in zip(belays, separate, ("judge.", "generator."), strict=True):
-        exported = belay.average_state_dict()
-        assert exported.keys() == both.state_dict().keys()
-        for name, value in exported.items():
-            averaged = name.startswith(own)
-            expected = alone.average_state_dict()[name.removeprefix(own)] if averaged else both.state_dict()[name]
-            assert same(value, expected)
-            assert averaged != same(value, both.state_dict()[name])
-
-
-def test_a_step_of_one_is_not_refused_inside_the_average_of_the_other() -> None:
-    pair = Pair()
-    judging, generating = rivals(pair)
-    belays = [tb.Belay(pair, judging, BELAY), tb.Belay(pair, generating, EMA)]
-    compete(pair, (judging, generating), range(4))
-    weights = copies(pair.generator.parameters())
-    with belays[1].averaged():
-        compete(pair, (judging, judging), range(4, 5))
-        with pytest.raises(RuntimeError, match="inside averaged"):
-            generating.step()
-    assert [belay.step for belay in belays] == [5, 2]
-    assert all(map(same, copies(pair.generator.parameters()), weights))

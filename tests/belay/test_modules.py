@@ -1,4 +1,4 @@
-"""Names survive every wrapper, and a name of the user's own survives us."""
+"""Parameter names: wrappers add nothing to them, and a user's name that looks like a wrapper's is kept."""
 
 import copy
 import warnings
@@ -13,7 +13,7 @@ from helpers.small import EMA, batch, mlp, same, train, values
 
 
 class Own(nn.Module):
-    """A model whose own attributes are called like torch's wrappers call theirs."""
+    """A model whose own attributes have the names that torch's wrappers use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def process_group(tmp_path):
 
 
 def fsdp1(model: nn.Module) -> nn.Module:
-    """With one rank it shards nothing, and says so; what counts here is that it renames everything."""
+    """FSDP1 with one rank. It shards nothing and warns of that; what counts here is that it renames everything."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     with warnings.catch_warnings():
@@ -75,7 +75,7 @@ WRAPPERS = {
 def test_a_wrapper_at_the_root_is_looked_through(wrap) -> None:
     plain = Own()
     if wrap is nn.DataParallel and torch.cuda.is_available():
-        pytest.skip("where there is a GPU, DataParallel wants the whole model on it")
+        pytest.skip("with a GPU, DataParallel wants the whole model on it")
     wrapped = wrap(plain)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     belay = tb.Belay(wrapped, optimizer, EMA)

@@ -1,4 +1,4 @@
-"""Swapping weights and average, when things go wrong in the middle of it."""
+"""The swap of weights and average when something goes wrong in the middle of it."""
 
 import os
 import signal

@@ -18,7 +18,7 @@ def unstable() -> tb.Spring:
 
 
 class Pulls:
-    """A method that turns out to pull only after a thousand steps."""
+    """A method that begins to pull after a thousand steps."""
 
     def coupling(self, step: int, lr: float) -> tb.Coupling:
         return tb.Coupling(0.1 if step > 1000 else 0.0, 0.1, 0.9 if step > 1000 else 1.0, 0.1)
@@ -30,7 +30,7 @@ class NoCoupling:
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As some frameworks wrap an optimizer: a subclass by name only."""
+    """An optimizer in a wrapper, as some frameworks have it: a subclass by name only."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""Sharded and replicated training on 1, 2, 3 and 4 real processes; the checks themselves are in rank_checks.py."""
+"""Sharded and replicated training on 1, 2, 3 and 4 real processes; the checks themselves are in helpers/rank_checks."""
 
 import json
 import os

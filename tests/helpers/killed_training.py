@@ -2,9 +2,9 @@
 
     python tests/helpers/killed_training.py FOLDER STEPS
 
-Everything goes into one checkpoint, written beside the old one and renamed over it when it is whole; whoever starts the
-program again goes on from there. Mixed precision with skipped steps, dropout and a schedule are part of it because all
-of them have state that is easily forgotten.
+Everything goes into one checkpoint, written beside the old one and renamed over it when it is whole. The program,
+started again, goes on from that checkpoint. Mixed precision with skipped steps, dropout and a schedule are part of it
+because all of them have state that is easily forgotten.
 """
 
 import os
@@ -25,7 +25,7 @@ EVERY = 3  # steps between two checkpoints
 
 
 class Training:
-    """All that has state, under one roof."""
+    """Everything that has state."""
 
     def __init__(self, steps: int) -> None:
         torch.manual_seed(0)
@@ -65,7 +65,7 @@ class Training:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """All of it, or what was there before."""
+    """Write the whole state, or leave the old file."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         torch.save(state, file)

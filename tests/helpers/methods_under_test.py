@@ -2,7 +2,7 @@
 
 from torchbelay.physics import methods
 
-# Every method, in both moods where it has two; the calls are made anew for each test: some remember learning rates.
+# Every method, in both variants if it has two. Each test calls anew, because some methods remember learning rates.
 METHODS = {
     "belay": lambda: methods.belay(1.0, 10.0, 20.0),
     "belay, follow after": lambda: methods.belay(1.0, 10.0, 20.0, follow="after"),

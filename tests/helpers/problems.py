@@ -117,7 +117,7 @@ def same(x: Any, y: Any) -> bool:
 
 
 def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Names under which two copies made by `everything` differ, if only by a bit; empty where they are the same."""
+    """Names under which two copies made by `everything` differ, if only by a bit; empty if the copies are the same."""
     assert one.keys() == other.keys()
     return [name for name in one if not same(one[name], other[name])]
 

@@ -3,7 +3,7 @@
     python ranks.py FOLDER
 
 imports everything once and then forks, so that nine ranks cost the time of one import. For each number of ranks it
-writes what every check said to FOLDER/<ranks>.json: null, or what went wrong on the first rank that said so.
+writes the result of every check to FOLDER/<ranks>.json: null, or the error of the first rank that failed.
 """
 
 import faulthandler
@@ -22,15 +22,16 @@ LIMIT = 100.0  # seconds for the checks of one number of ranks; they take a few
 
 
 def run(rank: int, world: int, folder: Path) -> None:
-    """All checks of one rank. Ranks that disagree stop here: what follows would wait for each other in vain."""
+    """Run all checks of one rank. Ranks that disagree stop, because later checks would wait for each other in vain."""
     import torch
     import torch.distributed as dist
 
+    import torchbelay as tb
     from helpers import rank_checks
 
     faulthandler.dump_traceback_later(LIMIT - 10)  # what it was waiting for, if it was
     torch.set_num_threads(1)
-    warnings.simplefilter("error", category=rank_checks.tb.BelayWarning)
+    warnings.simplefilter("error", category=tb.BelayWarning)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store{world}",

@@ -1,4 +1,4 @@
-"""Two trainings side by side: one with `Belay`, one by the real thing, on the same small tanh network and batches."""
+"""Two trainings side by side, with `Belay` and with the original program, on the same small network and batches."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ import torchbelay as tb
 from helpers.problems import MLP, advance
 
 STEPS = 150
-# The two sides round differently, some 1e-16 a step, and the network hands that on; measured, the worst case
+# The two sides round differently, some 1e-16 per step, and the network hands that on; measured, the worst case
 # is 3e-13, of momentum 0.99. A wrong coefficient is off by 1e-4 at the least.
 TOLERANCE = 1e-12
 
@@ -55,7 +55,7 @@ def train(
     lr: Schedule | None = None,
     after: Callable[[int], None] = lambda t: None,
 ) -> Tensor:
-    """Train on fresh batches; the weights after every step, a row each."""
+    """Train on fresh batches; return the weights, one row per step."""
     rows = []
     for t in range(1, steps + 1):
         set_lr(optimizer, lr, t)
@@ -68,7 +68,7 @@ def train(
 def belayed(
     method: Any, make: Make, *, steps: int = STEPS, lr: Schedule | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Train with Belay attached: (weights, averages), a row a step."""
+    """Train with Belay attached; return (weights, averages), one row per step."""
     net = MLP.model()
     optimizer = make(net.parameters())
     belay = tb.Belay(net, optimizer, method, **options)
@@ -80,7 +80,7 @@ def belayed(
 
 
 def alone(program: Program, make: Make, *, steps: int = STEPS, lr: Schedule | None = None) -> tuple[Tensor, Tensor]:
-    """Run a program on one flat vector; the inner optimizer only ever says what it would add to it."""
+    """Run a program on one flat vector; the inner optimizer only supplies the update."""
     net = MLP.model()
     point = nn.Parameter(flat(net.parameters()))
     optimizer = make([point])
@@ -98,5 +98,6 @@ def alone(program: Program, make: Make, *, steps: int = STEPS, lr: Schedule | No
 
 
 def assert_same(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...], tolerance: float = TOLERANCE) -> None:
+    assert 1 <= len(mine) == len(theirs) <= 2
     for which, a, b in zip(("weights", "average"), mine, theirs, strict=False):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda m, which=which: f"{which}: {m}")

@@ -1,7 +1,7 @@
-"""Parameters on two devices, where there is only one: a process of its own, because torch must be told of another.
+"""Parameters on two devices, on a machine that has one. A process of its own, because it adds a device to torch.
 
 Tensors are fake: they have devices, shapes and dtypes, and no numbers. A mode on top refuses every operation that mixes
-devices, other than copies and numbers from the host. Prints what went wrong, if anything did.
+devices, other than copies and numbers from the host. The script prints what went wrong, if anything.
 """
 
 import traceback
@@ -92,7 +92,7 @@ def follow_a_model_that_moves() -> None:
 
 
 def cases() -> dict[str, Callable[[], None]]:
-    """By name."""
+    """All cases, by name."""
     found: dict[str, Callable[[], None]] = {"follow a model that moves": follow_a_model_that_moves}
     for how, device, guarded in product(METHODS, (None, "cpu"), ("ignore", "skip")):
         if device is None or how not in ("belay", "swinging"):

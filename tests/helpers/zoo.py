@@ -1,4 +1,4 @@
-"""Small models as people have them, each with its batches and its loss."""
+"""Small models of the usual kinds, each with its batches and its loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def add_adapter(layer: nn.Module, rank: int = 2) -> None:
 
 
 def adapted() -> nn.Module:
-    """A frozen transformer; what trains are adapters in its attention."""
+    """A frozen transformer; only the adapters in its attention train."""
     model = Transformer()
     model.requires_grad_(False)
     for block in model.blocks:

@@ -40,7 +40,7 @@ class Draw:
 
 @pytest.fixture(scope="session")
 def drawing(device: str) -> Callable[[int], Draw]:
-    """A way to draw from a seed of one's own."""
+    """A function that makes a Draw from a seed."""
     return lambda seed: Draw(device, seed)
 
 

@@ -171,7 +171,7 @@ def test_any_coupling_and_shape_equals_the_reference_both_ways(drawing, coupling
 def test_foreach_asks_for_a_copy_where_the_theory_does(name):
     asked = [needs_copy(FOREACH, motion) for motion in motions(couplings(name))]
     assert asked == [c.needs_copy for c in couplings(name)]
-    # nesterov, whose a goes with the ratio of two learning rates, keeps a copy only where they jump
+    # nesterov, whose a goes with the ratio of two learning rates, keeps a copy only if they jump
     jumps = [c.a < -2 * 0.9 for c in couplings(name)] if name == "nesterov" else [False] * len(asked)
     assert asked == [name in NEEDS_COPY or jump for jump in jumps]
 

@@ -42,7 +42,7 @@ every_method = pytest.mark.parametrize("how", WATCHING)
 @pytest.mark.parametrize("impl", ["auto", "reference"])
 @pytest.mark.parametrize("scratch", [None, 7])
 def test_it_is_the_same_average(how: str, impl: str, scratch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut into pieces or not: to one rounding, as vectorised code rounds a tensor's last few numbers differently."""
+    """In pieces or not, to one rounding: vectorised code rounds a tensor's last few numbers differently."""
     if scratch is not None:
         seams.limit_scratch(monkeypatch, scratch)
     runs = [
@@ -158,7 +158,7 @@ def test_triton_is_refused_and_repr_says_where_the_average_is(monkeypatch: pytes
 
 @pytest.mark.slow  # a process of its own
 def test_parameters_on_several_devices() -> None:
-    """Weights and averages here and there; only copies cross. In a process that is told of another device."""
+    """Weights and averages on two devices; only copies cross. Runs in a process that registers another device."""
     script = ROOT / "tests" / "helpers" / "two_devices.py"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
@@ -217,7 +217,7 @@ def test_the_host_does_not_wait_for_the_copies() -> None:
 N = 1000  # weights
 SMALL = 60  # a scratch buffer, in elements; the weights come in pieces of 50
 
-# what an average keeps, and the most that a step adds to it for its duration, in bytes a weight and in scratch buffers
+# what an average keeps, and the most that a step adds while it runs, in bytes per weight and in scratch buffers
 STEPS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "ema, float32": ({"method": EMA}, torch.float32, 4, 0, 0),
     "ema, bfloat16": ({"method": EMA}, torch.bfloat16, 4, 0, 1),
@@ -272,7 +272,7 @@ def test_the_memory_of_a_swap(dtype: torch.dtype, copies: int, monkeypatch: pyte
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("full", [False, True])
 def test_the_memory_of_an_export_is_one_copy(dtype: torch.dtype, full: bool) -> None:
-    """Of 16-bit weights it takes the average rounded to them beside it, which is let go of tensor by tensor."""
+    """For 16-bit weights the rounded average is held beside the copy, and is released tensor by tensor."""
     model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
     belay = tb.Belay(model, None, EMA)
     size = N * dtype.itemsize

@@ -19,7 +19,7 @@ def test_norm_and_distance_are_those_of_one_long_vector(draw, monkeypatch, dtype
     norm, distance = arithmetic.norm(x), arithmetic.distance(x, y)
     assert norm.dtype == distance.dtype == f64
     assert norm.shape == distance.shape == ()
-    # sums of about 150 squares in float64; the differences themselves are rounded to float32 where the dtype is not f64
+    # sums of about 150 squares in float64; the differences themselves are rounded to float32 if the dtype is not f64
     torch.testing.assert_close(norm, long_x.norm(), rtol=1e-14, atol=0)
     torch.testing.assert_close(distance, (long_x - long_y).norm(), rtol=1e-14 if dtype == f64 else 1e-7, atol=0)
 
@@ -54,4 +54,4 @@ def test_no_norm_copy_or_exchange_waits_for_the_device(draw):
         arithmetic.exchange_(x, y)
         norm = arithmetic.norm(x)
         arithmetic.copy_(x, y)
-    torch.testing.assert_close([x[0], distance, norm], expected)  # that it works at all: float32's own tolerance
+    torch.testing.assert_close([x[0], distance, norm], expected)  # to float32's own tolerance

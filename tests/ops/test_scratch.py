@@ -14,7 +14,7 @@ from torchbelay.ops import arithmetic
 
 
 def long_shapes(scratch: int) -> list[tuple[int, ...]]:
-    """Some that fit, and some that are longer than the buffer whichever way they lie."""
+    """Some shapes that fit, and some that are longer than the buffer in either direction."""
     return [(1, 2 * scratch + 5), (2 * scratch + 5, 1), (3, 5, 2), (), (0, 4), (7,)]
 
 

@@ -15,6 +15,7 @@ import torchbelay as tb
 from helpers.small import BELAY, EMA, batch, mlp
 from torchbelay import Belay, testing
 from torchbelay.belay import checkpoint
+from torchbelay.belay.averages import Averages
 from torchbelay.belay.hooks import StepHooks
 from torchbelay.belay.stepper import Stepper
 from torchbelay.belay.swap import Swap
@@ -69,8 +70,8 @@ def follow_too_little(patch: pytest.MonkeyPatch) -> None:
 
 
 def average_one_less(patch: pytest.MonkeyPatch) -> None:
-    right = Stepper.wanted
-    patch.setattr(Stepper, "wanted", lambda self: {name: found[1:] for name, found in right(self).items()})
+    right = Averages.wanted
+    patch.setattr(Averages, "wanted", lambda self: {name: found[1:] for name, found in right(self).items()})
 
 
 def keep_the_average_in(patch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,14 @@ def put_nothing_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_steps_through(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Belay, "_before", lambda self: self._stepper.before())
+    right = Stepper.before
+
+    def wrong(self: Stepper) -> None:
+        swap, self.swap = self.swap, None
+        right(self)
+        self.swap = swap
+
+    patch.setattr(Stepper, "before", wrong)
 
 
 def round_what_is_loaded(patch: pytest.MonkeyPatch) -> None:
@@ -134,7 +142,7 @@ def forget_what_was_done(patch: pytest.MonkeyPatch) -> None:
     right = Stepper.before
 
     def wrong(self: Stepper) -> None:
-        self._ahead = None
+        self.resume(ahead=False)
         right(self)
 
     patch.setattr(Stepper, "before", wrong)
@@ -159,7 +167,7 @@ SABOTAGE: dict[str, tuple[Any, Any, str]] = {
     "accept every state": (accept_every_state, EMA, "a state of another method was loaded"),
     "forget what was done": (forget_what_was_done, LAGGED, "were repeated end with other values"),
     "copy nothing": (nothing(Belay, "copy_to_model"), EMA, "after copy_to_model() '0.weight' is not the average"),
-    "reset nothing": (nothing(Stepper, "restart"), EMA, "after reset() the average of '0.weight' is not its weight"),
+    "reset nothing": (nothing(Averages, "restart"), EMA, "after reset() the average of '0.weight' is not its weight"),
     "leave the hooks": (nothing(StepHooks, "remove"), EMA, "after detach() the optimizer has other"),
 }
 

@@ -45,7 +45,7 @@ class Clock:
         if not counted:
             for device, count in self._there.items():
                 count += 1 if taken is None else taken.to(device, non_blocking=True)
-        if captured:
+        if captured and self._there:
             self._replayed = True
         elif taken is None:
             self._count += 1

@@ -28,7 +28,7 @@ def test_the_device_finds_the_numbers_of_every_step(name: str, first: int) -> No
         launch.look(numbers, torch.tensor(step + 5 - 1, device=WHERE))
         c = method.coupling(step, 0.0)
         found = numbers.current[0].tolist()
-        assert found[:4] == pytest.approx([c.a, c.b, c.p, c.q], rel=1e-6)  # float32 has them
+        assert found[:4] == pytest.approx([c.a, c.b, c.p, c.q], rel=1e-6)  # in float32
         assert found[int(layout.ACTIVE)] == float(c != Coupling(0.0, 0.0, 1.0, 0.0))
 
 

@@ -35,7 +35,7 @@ def test_weights_that_move_in_memory_are_found_again() -> None:
     mine, backend = lists([(50,), (60,)]), kernel()
     move = [still(mine, Motion(Coupling(0.0, 0.5, 1.0, 0.5)))]
     take(backend, move)
-    mine.w1[1].data = torch.ones(60, device=WHERE)  # as `model.to` and many a script do
+    mine.w1[1].data = torch.ones(60, device=WHERE)  # as `model.to()` and many scripts do
     expected = mine.w2[1] + 0.5 * (1 - mine.w2[1])
     take(backend, move)
     close([mine.w2[1]], [expected])
@@ -46,4 +46,4 @@ def test_tables_are_made_once(monkeypatch) -> None:
     mine, backend, method = lists(), kernel(), METHODS["heavy_ball"]()
     for step in range(1, 4):
         take(backend, [still(mine, Motion(method.coupling(step, rate(step))))], updates(step))
-    assert made.count == 1  # though the numbers were others at every step
+    assert made.count == 1  # though the numbers differ at every step
