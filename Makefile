@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.up-to-date
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: help setup reproduce test soak lint format bench clean
+.PHONY: help setup reproduce quick test test-all soak lint format bench clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(STAMP) ## create .venv with the tested versions; does nothing when up to date
 
@@ -21,16 +22,22 @@ $(STAMP): pyproject.toml constraints.txt
 reproduce: setup ## run the paper's experiments and write report/index.html; some minutes, resumable
 	$(BIN)/torchbelay reproduce all
 
-test: setup ## every test, with coverage
-	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report= --ignore=tests/lab --ignore=src/torchbelay/lab
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/lab src/torchbelay/lab
+quick: setup ## what a change to the core needs: its tests alone, in under a minute
+	$(PYTEST) tests/physics tests/ops tests/belay tests/test_optim.py -m "not slow" -k "not every_method and not any_"
+
+test: setup ## all tests but the slow ones, with coverage; under 8 minutes on 2 cores
+	$(PYTEST) -m "not slow" --cov --cov-report= --ignore=tests/lab --ignore=src/torchbelay/lab
+	$(PYTEST) -m "not slow" tests/lab src/torchbelay/lab
 	$(BIN)/coverage report
 	$(BIN)/coverage report --fail-under=95 --format=total \
 		--include='src/torchbelay/physics/*,src/torchbelay/ops/*,src/torchbelay/belay/*'
 
+test-all: test ## `make test`, then the slow ones: several processes, a browser, kills and a small soak
+	$(PYTEST) -m slow tests
+
 soak: setup ## ten minutes of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints
 	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 \
-		$(BIN)/python -m pytest -n auto --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py tests/behaviour/test_fuzz_checkpoint.py
+		$(PYTEST) --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py tests/behaviour/test_fuzz_checkpoint.py
 
 lint: setup ## style, types and the direction of imports
 	$(BIN)/ruff format --check .
