@@ -12,7 +12,8 @@ from helpers.root import ROOT
 from torchbelay.lab import records as on_disk
 from torchbelay.lab.claims import judge
 from torchbelay.lab.registry import PARTS
-from torchbelay.lab.score.analysis import ARMS, FAILED, Study, compare, fids, is_lost, rate_of_fids
+from torchbelay.lab.score.analysis import ARMS, FAILED, StudyResults, fids, is_lost, rate_of_fids
+from torchbelay.lab.score.comparison import compare
 
 RECORDS = ROOT / "docs" / "records"
 COMMITTED = Path(str(files("torchbelay.lab.score"))) / "records"  # of what needs a GPU: they come with the package
@@ -56,12 +57,12 @@ def test_the_tables_follow_from_the_kept_records(name: str, made: Callable[[], s
 
 def test_what_is_said_of_table_1_follows_too() -> None:
     lines = on_disk.read(kept()["mnist"])[1]
-    long = Study(lines, "table1")
+    long = StudyResults(lines, "table1")
     ema, matched, belay = found = [[*fids(lines, long, arm, 3e-4).items()] for arm in ARMS]
     assert all([seed for seed, _ in each] == long.seeds == [3, 4, 5] for each in found)
     assert all(a < b < c for (_, a), (_, b), (_, c) in zip(ema, matched, belay, strict=True))
-    assert all(long.lost(arm, 5e-2) == 3 for arm in ARMS)
-    assert all(long.lost(arm, 1e-3) for arm in long.arms)
+    assert all(long.lost_count(arm, 5e-2) == 3 for arm in ARMS)
+    assert all(long.lost_count(arm, 1e-3) for arm in long.arms)
     assert {rate_of_fids(lines, long, arm) for arm in ARMS} == {3e-4}
     means = [f"{fmean(fid for _, fid in each):.1f}" for each in found]
     to_ema, to_matched, between = (
