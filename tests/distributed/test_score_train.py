@@ -1,4 +1,4 @@
-"""`torchbelay train` on two processes: it learns what one process learns, only the first writes, and it goes on."""
+"""`torchbelay train` on two processes: same result as with one, only the first writes, and it can be continued."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from torchbelay.lab.score.training.folder import Folder
 
 
 class Runs:
-    """What was left behind."""
+    """The folders, statuses and logs of all runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Runs:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Runs:
-    """Made once, whatever number of workers pytest has."""
+    """Made once, for any number of pytest workers."""
     shared = tmp_path_factory.getbasetemp()
     if worker_id != "master":
         shared = shared.parent
@@ -81,7 +81,7 @@ def test_two_processes_learn_what_one_does(runs: Runs) -> None:
 
 
 def _fresh() -> dict[str, torch.Tensor]:
-    from helpers.tiny_score import NCSN_PRESET
+    from helpers.score_models import NCSN_PRESET
 
     torch.manual_seed(0)
     return dict(NCSN_PRESET.objective.network().named_parameters())

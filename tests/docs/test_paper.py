@@ -13,7 +13,8 @@ from helpers import kept_records
 from helpers.root import ROOT
 from torchbelay.lab.claims import judge
 from torchbelay.lab.registry import PARTS
-from torchbelay.lab.score.analysis import ARMS, FAILED, Study, compare, fids, is_lost, rate_of_fids
+from torchbelay.lab.score.analysis import ARMS, FAILED, StudyResults, fids, is_lost, rate_of_fids
+from torchbelay.lab.score.comparison import compare
 
 PAGE = ROOT / "docs" / "paper.md"
 REWRITE = "rewrite the table with: PYTHONPATH=src:tests python tests/docs/test_paper.py"
@@ -59,12 +60,12 @@ def test_the_tables_follow_from_the_kept_records(name: str) -> None:
 
 def test_what_is_said_of_table_1_follows_too() -> None:
     lines = kept_records.lines("mnist")
-    long = Study(lines, "table1")
+    long = StudyResults(lines, "table1")
     ema, matched, belay = found = [[*fids(lines, long, arm, 3e-4).items()] for arm in ARMS]
     assert all([seed for seed, _ in each] == long.seeds == [3, 4, 5] for each in found)
     assert all(a < b < c for (_, a), (_, b), (_, c) in zip(ema, matched, belay, strict=True))
-    assert all(long.lost(arm, 5e-2) == 3 for arm in ARMS)
-    assert all(long.lost(arm, 1e-3) for arm in long.arms)
+    assert all(long.lost_count(arm, 5e-2) == 3 for arm in ARMS)
+    assert all(long.lost_count(arm, 1e-3) for arm in long.arms)
     assert {rate_of_fids(lines, long, arm) for arm in ARMS} == {3e-4}
     means = [f"{fmean(fid for _, fid in each):.1f}" for each in found]
     to_ema, to_matched, between = (
@@ -79,7 +80,7 @@ def test_what_is_said_of_table_1_follows_too() -> None:
 
 
 def test_what_is_said_of_the_price_on_cifar10_follows_too() -> None:
-    study = Study(kept_records.lines("cifar10"), "cifar10")
+    study = StudyResults(kept_records.lines("cifar10"), "cifar10")
     (lr,) = study.lrs
     price = study.compare("θ −0.5", "EMA", lr)
     assert price.above  # within the margin of equality, and still behind EMA

@@ -24,18 +24,18 @@ def free_port() -> int:
 
 
 def run(rank: int, world: int, environment: dict[str, str], argv: list[str], log: Path) -> None:
-    """The command in this process, with what torchrun would tell it."""
-    from helpers import tiny_score
+    """Run the command in this process, with the environment of torchrun."""
+    from helpers import score_command
 
     os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        sys.exit(tiny_score.main(argv))
+        sys.exit(score_command.main(argv))
 
 
 def train(world: int, name: str, folder: Path, *arguments: str, stop: int = 0) -> list[int | None]:
-    """The exit statuses of all ranks."""
+    """Train and return the exit statuses of all ranks."""
     environment = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
@@ -52,7 +52,7 @@ def train(world: int, name: str, folder: Path, *arguments: str, stop: int = 0) -
 
 def main(folder: Path) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    from helpers import tiny_score  # noqa: F401  # the imports, once for all
+    from helpers import score_command  # noqa: F401  # imports before the fork save time
 
     statuses = {
         "alone": train(1, "alone", folder, "tiny-ncsn"),

@@ -1,13 +1,14 @@
 """Records of score models as the experiments write them, made up: the numbers are chosen, the noise is drawn.
 
-What each arm gains or loses is told by factors on the test loss of the average, so that every outcome of every claim
-can be made. `python tests/score_records.py FOLDER` writes the three parts' records, to look at the page.
+Factors on the test loss of the average say what each arm gains or loses, so that every outcome of every claim can be
+made. `python tests/helpers/score_records.py FOLDER` writes the three parts' records, to look at the page.
 """
 
 import base64
 import io
 import json
 import random
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -228,8 +229,8 @@ def mnist(
 def table1(belay_fid: float = 0.8, tuned_fid: float = 1.2, *, fid_seeds: int = 3) -> list[Record]:
     """The long runs as they are planned: each arm at three rates and the tuned one at its own, from fresh seeds.
 
-    Images are made at each one's best rate, of so many seeds, and at the paper's, where every network is lost. The FIDs
-    are told by factors against EMA's, which the seeds share.
+    Images are made at each arm's best rate, for `fid_seeds` seeds, and at the paper's rate, at which every network is
+    lost. The FIDs are factors on EMA's, which all seeds share.
     """
     base = {3e-4: 0.04, 1e-3: 0.035, 5e-2: 0.12}
     lost = dict.fromkeys(base, 1.0) | {5e-2: None}
@@ -319,10 +320,18 @@ def drawn(part: Part, records: Sequence[Record]) -> dict[str, Plate]:
             style.as_bytes(plate.figure, "svg")  # some figures find out only now that they cannot be laid out
         else:
             assert {len(row) for row in plate.figure.rows} == {len(plate.figure.columns)}
-        assert "\n" not in plate.caption
-        assert "  " not in plate.caption
-        assert plate.caption.endswith((".", ":"))
+            assert max(len(cell.split()) for row in plate.figure.rows for cell in row) <= 25
+        assert 1 <= len(re.findall(r"\.(?= |$)", plate.caption)) <= 2, plate.caption  # what one sees, what follows
+        for text in (plate.caption, *plate.notes):
+            assert "\n" not in text
+            assert "  " not in text
+            assert text.endswith(".")
     return found
+
+
+def text(plate: Plate) -> str:
+    """The caption and the notes."""
+    return " ".join([plate.caption, *plate.notes])
 
 
 if __name__ == "__main__":

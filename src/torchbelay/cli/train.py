@@ -61,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
         from torchbelay.lab.score.training import commands
         from torchbelay.lab.score.training.budget import Budget
         from torchbelay.lab.score.training.presets import find
-        from torchbelay.lab.score.training.train import Asked
+        from torchbelay.lab.score.training.request import TrainingRequest
 
         if args.list:
             return commands.show_presets
 
         def work() -> int:
-            asked = Asked(
+            request = TrainingRequest(
                 find(args.preset),
                 args.out or Path("runs", f"{args.preset}-seed{args.seed}"),
                 data=args.data,
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 keep_going=args.keep_going,
                 checkpoint_s=60 * args.checkpoint,
             )
-            return commands.train(asked, dry_run=args.dry_run)
+            return commands.train(request, dry_run=args.dry_run)
 
         return work
 

@@ -9,22 +9,21 @@ from helpers import score_records
 from torchbelay.lab.part import Record
 from torchbelay.lab.score.analysis import (
     FAILED,
-    Comparison,
-    Study,
-    compare,
-    confounded,
+    StudyResults,
     fid_at_best,
     fids,
     is_lost,
-    middle,
+    median_loss,
+    rate_difference,
     rate_of_fids,
-    worst,
+    worst_loss,
 )
+from torchbelay.lab.score.comparison import Comparison, compare
 from torchbelay.lab.statistics import fisher, ratio
 
 
-def study(factors: score_records.Factors, base: dict[float, float], seeds: int = 3, **more: float) -> Study:
-    return Study(score_records.runs("rates", base, factors, seeds=seeds, **more), "rates")
+def study(factors: score_records.Factors, base: dict[float, float], seeds: int = 3, **more: float) -> StudyResults:
+    return StudyResults(score_records.runs("rates", base, factors, seeds=seeds, **more), "rates")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def study(factors: score_records.Factors, base: dict[float, float], seeds: int =
         ([0.8, 0.82, 0.8, 0.8, None], [None, None, None, None, 0.9], "open"),
         ([1.2, 1.22, 1.21, 1.2, 1.2, 1.2], [1.0, 1.0, None, None, None, None], "open"),  # safer, and higher
         ([0.8, 0.82, 0.81, 0.7], [1.0, 1.0, 1.0, None], "lower"),
-        ([0.8, 0.82, 0.81, None], [1.0, 1.0, 1.0, 1.0], "open"),  # lower where it works, and once it does not
+        ([0.8, 0.82, 0.81, None], [1.0, 1.0, 1.0, 1.0], "open"),  # lower in three seeds, lost in one
         ([0.8, None], [1.0, None], "open"),
         ([None, None], [1.0, 1.0], "open"),
         ([None, None, None], [1.0, 1.0, 1.0], "higher"),
@@ -79,7 +78,7 @@ def test_only_seeds_that_both_have_are_compared_in_pairs() -> None:
     ],
 )
 def test_a_comparison_in_words(ones: dict[int, float | None], others: dict[int, float | None], said: str) -> None:
-    assert compare(ones, others).said("A", "B") == said
+    assert compare(ones, others).describe("A", "B") == said
 
 
 def test_so_many_seeds_would_show_it() -> None:
@@ -121,25 +120,30 @@ def test_fishers_p_counts_the_ways_to_choose(fewer: int, more: int, p: float) ->
 
 
 def test_a_median_is_of_all_seeds_and_a_worst_one_is_lost_if_any_is() -> None:
-    assert (middle([0.06, 1.0, 0.07]), middle([0.06, None, None]), middle([])) == (0.07, None, None)
-    assert (worst([0.06, 0.3]), worst([0.06, 0.51]), worst([0.06, None]), worst([])) == (0.3, None, None, None)
+    assert (median_loss([0.06, 1.0, 0.07]), median_loss([0.06, None, None]), median_loss([])) == (0.07, None, None)
+    assert (worst_loss([0.06, 0.3]), worst_loss([0.06, 0.51]), worst_loss([0.06, None]), worst_loss([])) == (
+        0.3,
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_bar_lies_between_those_that_work_and_those_that_do_not() -> None:
     found = study({"EMA": 1.0, "BELAY": {1e-3: 16.0, 1e-2: None}}, {1e-3: 0.04, 1e-2: 0.05}, spread=0.0, noise=0.0)
-    kept, gone = found.gap()
+    kept, gone = found.loss_gap()
     assert (kept, gone) == (pytest.approx(1.12 * 0.05), pytest.approx(16 * 0.04))  # w1 of the one, w2 of the other
     assert kept < FAILED < gone
-    assert Study([], "rates").gap() == (None, None)
+    assert StudyResults([], "rates").loss_gap() == (None, None)
 
 
 def test_a_loss_of_more_than_half_of_nothing_is_lost() -> None:
     assert [is_lost(x) for x in (None, FAILED + 0.01, FAILED, 0.01)] == [True, True, False, False]
     found = study({"EMA": 1.0, "BELAY": 30.0}, {1e-3: 0.04}, noise=0.0)
-    assert [*found.kept("BELAY", 1e-3).values()] == [None] * 3
+    assert [*found.valid_losses("BELAY", 1e-3).values()] == [None] * 3
     assert None not in found.losses("BELAY", 1e-3).values()
     assert found.compare("EMA", "BELAY", 1e-3).reading == "lower"
-    assert (found.lost("EMA", 1e-3), found.lost("BELAY", 1e-3)) == (0, 3)
+    assert (found.lost_count("EMA", 1e-3), found.lost_count("BELAY", 1e-3)) == (0, 3)
 
 
 def test_the_rate_of_a_seed_is_chosen_by_the_training_loss_of_the_others() -> None:
@@ -150,41 +154,41 @@ def test_the_rate_of_a_seed_is_chosen_by_the_training_loss_of_the_others() -> No
             (run,) = score_records.runs("rates", {float(lr): 0.3}, {"EMA": 1.0}, seeds=1)
             run |= {"seed": seed, "final": {"w2": {"train": train, "test": 0.01 * lr + 0.1 * seed}}}
             runs.append(run)
-    found = Study(runs, "rates")
+    found = StudyResults(runs, "rates")
     assert [found.best_rate("EMA", without=seed) for seed in (0, 1, 2, None)] == [2.0, 1.0, 1.0, 2.0]
     assert found.at_best("EMA") == pytest.approx({0: 0.02, 1: 0.11, 2: 0.21})
     runs[3]["final"]["w2"]["train"] = None  # seed 0 is lost at the second rate
-    again = Study(runs, "rates")
+    again = StudyResults(runs, "rates")
     assert [again.best_rate("EMA", without=seed) for seed in (0, None)] == [2.0, 1.0]
-    assert Study(runs[:1], "rates").at_best("EMA") == {0: 0.01}  # nobody else is there to choose
+    assert StudyResults(runs[:1], "rates").at_best("EMA") == {0: 0.01}  # there is no other seed to choose by
 
 
 def test_a_study_has_only_its_own_runs_and_the_arms_asked_for() -> None:
     records = score_records.mnist()
-    assert Study(records, "rates", ("EMA", "BELAY")).arms == ["EMA", "BELAY"]
-    assert {run["steps"] for run in Study(records, "table1").runs} == {30_000}
-    assert not Study(records, "elsewhere")
-    assert Study(records, "elsewhere").best_rate("EMA") is None
-    assert Study(records, "elsewhere").widths(["EMA"]) == {"EMA": (None, None)}
+    assert StudyResults(records, "rates", ("EMA", "BELAY")).arms == ["EMA", "BELAY"]
+    assert {run["steps"] for run in StudyResults(records, "table1").runs} == {30_000}
+    assert not StudyResults(records, "elsewhere")
+    assert StudyResults(records, "elsewhere").best_rate("EMA") is None
+    assert StudyResults(records, "elsewhere").working_ranges(["EMA"]) == {"EMA": (None, None)}
 
 
 def test_a_range_that_works_has_no_seed_that_is_lost() -> None:
     found = study({"EMA": 1.0}, {1e-3: 0.04, 1e-2: 0.04, 1e-1: 0.04}, spread=0.0, noise=0.0)
     (run,) = [run for run in found.runs if (run["lr"], run["seed"]) == (1e-1, 2)]
     run["final"]["w2"]["test"] = 0.8  # the median is as good as before
-    ((shared, _),) = found.widths(["EMA"]).values()
+    ((shared, _),) = found.working_ranges(["EMA"]).values()
     assert shared is not None
     assert (shared.low, shared.high, shared.open_high) == (1e-3, 1e-2, False)
 
 
 def test_a_range_that_works_ends_where_the_worst_seed_leaves_it() -> None:
     found = study({"EMA": 1.0, "BELAY": 2.0}, {1e-3: 0.04, 1e-2: 0.04, 1e-1: 0.16}, spread=0.0, noise=0.0)
-    shared, own = found.widths(["EMA", "BELAY"])["EMA"]
+    shared, own = found.working_ranges(["EMA", "BELAY"])["EMA"]
     assert shared == own
     assert own is not None
     edge = 1e-2 * 10 ** (math.log(1.5) / math.log(4))
     assert (own.low, own.high, own.open_low, own.open_high) == (1e-3, pytest.approx(edge), True, False)
-    nowhere, its_own = found.widths(["EMA", "BELAY"])["BELAY"]
+    nowhere, its_own = found.working_ranges(["EMA", "BELAY"])["BELAY"]
     assert nowhere is None
     assert its_own is not None
     assert its_own.high == pytest.approx(edge)
@@ -199,30 +203,33 @@ def test_fids_are_those_of_a_network_over_its_sets_of_samples() -> None:
         score_records.fid("table1", "EMA", 0.01, 7.0, seed=3),
         score_records.fid("rates", "EMA", 0.05, 8.0, seed=4),
     ]
-    assert fids(records, Study(records, "table1"), "EMA", 0.05) == {0: pytest.approx(6.0), 1: None}  # that one is lost
+    assert fids(records, StudyResults(records, "table1"), "EMA", 0.05) == {
+        0: pytest.approx(6.0),
+        1: None,
+    }  # seed 1 is lost
 
 
 def test_a_collapsed_network_has_no_fid_though_it_makes_images() -> None:
     made = score_records.runs("table1", {1e-3: 0.05}, {"BELAY": 1.0}, seeds=2)
     made += [score_records.fid("table1", "BELAY", 1e-3, 20.0 + seed, seed) for seed in range(2)]
-    assert fids(made, Study(made, "table1"), "BELAY", 1e-3) == pytest.approx({0: 20.0, 1: 21.0})
+    assert fids(made, StudyResults(made, "table1"), "BELAY", 1e-3) == pytest.approx({0: 20.0, 1: 21.0})
     made[1]["final"] = {weights: {"train": 1.0, "test": FAILED + 0.1} for weights in ("w1", "w2")}
-    assert fids(made, Study(made, "table1"), "BELAY", 1e-3) == {0: pytest.approx(20.0), 1: None}
+    assert fids(made, StudyResults(made, "table1"), "BELAY", 1e-3) == {0: pytest.approx(20.0), 1: None}
 
 
 def test_of_two_rates_with_fids_the_better_one_is_taken() -> None:
     made = score_records.runs("table1", {3e-4: 0.05, 1e-3: 0.04}, {"EMA": 1.0, "BELAY": {3e-4: 1.0, 1e-3: 2.0}})
     made += [score_records.fid("table1", arm, lr, 1e4 * lr) for arm in ("EMA", "BELAY") for lr in (3e-4, 1e-3)]
-    study = Study(made, "table1")
+    study = StudyResults(made, "table1")
     assert [rate_of_fids(made, study, arm) for arm in ("EMA", "BELAY")] == [1e-3, 3e-4]
     assert fid_at_best(made, study, "EMA") == {0: pytest.approx(10.0)}
-    assert confounded(made, study, ["EMA", "BELAY"]).startswith("EMA at 0.001, BELAY at 0.0003, so that rates")
-    assert confounded(made, study, ["EMA"]) == ""
+    assert rate_difference(made, study, ["EMA", "BELAY"]).startswith("EMA at 0.001, BELAY at 0.0003, so that rates")
+    assert rate_difference(made, study, ["EMA"]) == ""
 
 
 def test_the_fids_of_an_arm_are_those_at_its_best_rate_that_has_any() -> None:
     records = score_records.table1(0.5)
-    long = Study(records, "table1")
+    long = StudyResults(records, "table1")
     assert fid_at_best(records, long, "BELAY") == pytest.approx({3: 7.0, 4: 7.5, 5: 8.0})
     assert fid_at_best(records, long, "no such arm") == {}
 
@@ -230,6 +237,6 @@ def test_the_fids_of_an_arm_are_those_at_its_best_rate_that_has_any() -> None:
 def test_fids_where_all_seeds_are_lost_are_not_those_at_the_best_rate() -> None:
     records = score_records.table1()
     lost_alone = [r for r in records if r["kind"] != "fid" or r["fid"] is None]
-    assert fid_at_best(lost_alone, Study(records, "table1"), "EMA") == {}
-    everywhere = Study(score_records.runs("table1", {3e-4: 1.0, 5e-2: 1.0}, {"EMA": None}), "table1")
+    assert fid_at_best(lost_alone, StudyResults(records, "table1"), "EMA") == {}
+    everywhere = StudyResults(score_records.runs("table1", {3e-4: 1.0, 5e-2: 1.0}, {"EMA": None}), "table1")
     assert fid_at_best(lost_alone, everywhere, "EMA") == {3: None, 4: None, 5: None}

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from helpers import score_records
-from helpers.score_records import without
+from helpers.score_records import text, without
 from torchbelay.lab.part import Part, Plate, Record, Table
 from torchbelay.lab.report import style
 from torchbelay.lab.score import cifar10
@@ -52,7 +52,8 @@ def test_pairs_are_of_losses_and_of_fids(plates: dict[str, Plate]) -> None:
     names = [text.get_text().replace("\n", " ") for text in losses.get_xticklabels()]
     assert names == ["BELAY ÷ EMA", "BELAY ÷ matched EMA", "matched EMA ÷ EMA", "θ −0.5 ÷ EMA"]
     assert len(losses.containers) == len(drawn_images.containers) == 4
-    assert "BELAY ÷ EMA 1.022 (" in plates["cifar10-pairs"].caption
+    assert "BELAY ÷ EMA: 1.022 (" in plates["cifar10-pairs"].caption
+    assert "Ratios of test loss: BELAY ÷ EMA 1.022 (" in text(plates["cifar10-pairs"])
 
 
 @pytest.mark.parametrize(
@@ -82,13 +83,15 @@ def test_what_is_missing_is_left_out(change: Callable[[list[Record]], list[Recor
 def test_that_fid_was_not_run_is_said() -> None:
     plate = drawn(without(score_records.cifar10(), kind="fid"))["cifar10-pairs"]
     assert [text.get_text() for text in plate.figure.axes[1].texts] == ["not run"]
-    assert plate.caption.count("FID") == 1
-    assert "FID has not been run." in plate.caption
+    assert plate.caption.endswith(" in test loss, not run in FID.")
+    assert "FID has not been run." in plate.notes
+    assert "Ratios of FID" not in text(plate)
 
 
 def test_the_ratios_of_fid_are_told() -> None:
     plate = drawn(score_records.cifar10(fid_ratio=0.5))["cifar10-pairs"]
-    assert "Ratios of FID: BELAY ÷ EMA 0.5 (0.491 to 0.509);" in plate.caption
+    assert "Ratios of FID: BELAY ÷ EMA 0.5 (0.491 to 0.509);" in text(plate)
+    assert plate.caption.endswith(" in test loss, 0.5 (0.491 to 0.509) in FID.")
 
 
 def test_runs_that_are_all_lost_are_drawn_too() -> None:
@@ -99,7 +102,7 @@ def test_the_check_of_fid_the_times_and_the_other_sign_are_notes() -> None:
     check = {"kind": "fid check", "fid": 10.323329, "recorded": 10.32333, "images": "some against others"}
     made = drawn([*score_records.cifar10(other_sign=1.5, noise=0.0), check])
     notes = made["cifar10-table"].notes
-    assert notes[-1].startswith("A check of all that computes FID, on some against others: it gives 10.323329, and ")
+    assert notes[-1].startswith("Check of the FID computation, on some against others: it gives 10.323329; ")
     assert notes[-1].endswith("torch-fidelity records 10.32333.")
     assert any("41.5 s with 6 side by side." in note for note in notes)
     (sign,) = [note for note in made["cifar10-pairs"].notes if "sign of the spring" in note]

@@ -5,6 +5,7 @@ Everything is computed here a second time, from the JSON alone and with none of 
 
 import json
 import math
+import re
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -42,7 +43,7 @@ def rows(plate: Plate) -> dict[str, dict[str, str]]:
 
 
 def losses(part: str, study: str, arm: str, lr: float, weights: str = "w2", images: str = "test") -> list[float]:
-    """Of each seed, in their order; infinite where there is none."""
+    """The losses of all seeds, in order; infinite if a loss is missing."""
     runs = [r for r in ALL[part] if r["kind"] == "run" and (r["study"], r["arm"], r["lr"]) == (study, arm, lr)]
     found = [run["final"][weights][images] for run in sorted(runs, key=lambda run: run["seed"])]
     return [math.inf if x is None else x for x in found]
@@ -97,7 +98,7 @@ def test_tables_of_results(plates: dict[str, Plate], plate: str, part: str, stud
                     is_mean(text, known)
                     checked += 1
                 assert (f"{len(found) - len(known)} of {len(found)} lost" in text) is (0 < len(known) < len(found))
-        if arm != "EMA" and (shown := numbers(row["w2 test ÷ EMA's there"])):
+        if arm != "EMA" and (shown := numbers(row["w2 test ÷ EMA's"])):
             pair = losses(part, study, arm, lr), losses(part, study, "EMA", lr)
             if len(shown) > 1:
                 assert shown[:3] == pytest.approx(ratio(*pair), rel=0.006)
@@ -160,7 +161,7 @@ def test_speeds_and_times(plates: dict[str, Plate]) -> None:
                 "–" if share is None else f"{share:.1%}" if share >= 0 else f"within noise (−{-share:.1%})"
             )
         table = {"mnist": "mnist-rates", "sign": "sign-table", "cifar10": "cifar10-table"}[part]
-        (note,) = [note for note in plates[table].notes if note.startswith("Time a run took")]
+        (note,) = [note for note in plates[table].notes if note.startswith("Time per run")]
         runs = [r for r in ALL[part] if r["kind"] == "run" and r["study"] != "table1"]
         seconds = [r["wall_s"] for r in runs if not r.get("shared_gpu")]
         for end in {min(seconds), max(seconds)} if seconds else ():
@@ -172,9 +173,19 @@ def test_speeds_and_times(plates: dict[str, Plate]) -> None:
 def test_the_check_of_fid(plates: dict[str, Plate]) -> None:
     (check,) = [r for r in ALL["cifar10"] if r["kind"] == "fid check"]
     assert abs(check["fid"] - check["recorded"]) < 1e-4
-    (note,) = [note for note in plates["cifar10-table"].notes if "check" in note]
+    (note,) = [note for note in plates["cifar10-table"].notes if note.startswith("Check")]
     assert f"{check['fid']:.6f}" in note
     assert f"records {check['recorded']}." in note
+
+
+def test_captions_are_short(plates: dict[str, Plate]) -> None:
+    """At most two sentences: what one sees, and what follows. The rest is in the notes."""
+    for plate in plates.values():
+        assert len(re.findall(r"\.(?= |$)", plate.caption)) == 2, plate.caption
+        assert len(plate.caption.split()) <= 52, plate.caption  # with signs and numbers
+        assert plate.notes
+        if isinstance(plate.figure, Table):
+            assert max(len(cell.split()) for row in plate.figure.rows for cell in row) <= 25
 
 
 def test_the_bar_lies_in_a_gap_of_every_part() -> None:

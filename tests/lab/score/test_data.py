@@ -1,13 +1,11 @@
-"""The data sets: every form of a copy gives the same pixels, and whatever is wrong with one is told in a line."""
+"""The data sets: every format gives the same pixels, and every defect of a copy is one line of error."""
 
 import gzip
 import hashlib
 import http.client
-import importlib.util
 import io
 import os
 import struct
-import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -19,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from torchbelay.lab.part import LabError
-from torchbelay.lab.score import data
-from torchbelay.lab.score.data import Images, available, load
+from torchbelay.lab.score.data import Images, is_available, load
+from torchbelay.lab.score.download import cache_folder
+from torchbelay.lab.score.formats import DATASETS, DatasetName
 
 TRAIN, TEST = 20, 8  # of the small sets that stand for the large ones here
 MNIST_FILES = ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
@@ -33,18 +31,18 @@ BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 def pixels(name: str) -> tuple[np.ndarray, np.ndarray]:
     """A small set, channels first."""
     generator = np.random.default_rng(7)
-    shape = data.SETS[name].shape
+    shape = DATASETS[name].shape
     train, test = (generator.integers(0, 256, (n, *shape), dtype=np.uint8) for n in (TRAIN, TEST))
     return train, test
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The published sets are small, nothing is named or cached, and nobody gets to the internet."""
+    """Make the published sets small, with no folder named, an empty cache, and no internet."""
     for name in ("mnist", "cifar10"):
         train, test = pixels(name)
         found = hashlib.sha256(train.tobytes() + test.tobytes()).hexdigest()
-        monkeypatch.setitem(data.SETS, name, replace(data.SETS[name], train=TRAIN, test=TEST, sha256=found))
+        monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], train=TRAIN, test=TEST, sha256=found))
     monkeypatch.delenv("TORCHBELAY_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(urllib.request, "urlopen", no_internet)
@@ -99,22 +97,7 @@ def tar(path: Path, lacking: str = "") -> Path:
     return path
 
 
-def mosaics(folder: Path) -> Path:
-    """Two mosaics a file, two tiles a row."""
-    folder.mkdir(parents=True, exist_ok=True)
-    train, test = pixels("cifar10")
-    for file, part in (("train_a", train[:12]), ("train_b", train[12:]), ("test", test)):
-        packed = {}
-        for number, some in enumerate(np.split(part, 2)):
-            rows = some.reshape(-1, 2, 3, 32, 32).transpose(0, 3, 1, 4, 2).reshape(-1, 64, 3)
-            buffer = io.BytesIO()
-            Image.fromarray(rows).save(buffer, "webp", lossless=True, exact=True)
-            packed[f"{number:03d}"] = np.frombuffer(buffer.getvalue(), np.uint8)
-        np.savez(folder / f"cifar10_{file}.npz", y=np.zeros(len(part), np.uint8), **packed)  # type: ignore[arg-type]
-    return folder
-
-
-COPIES: dict[str, tuple[data.Name, Callable[[Path], Path]]] = {
+COPIES: dict[str, tuple[DatasetName, Callable[[Path], Path]]] = {
     "an npz of MNIST": ("mnist", lambda at: npz(at / "any-name.npz", "mnist")),
     "a folder with it": ("mnist", lambda at: npz(at / "mnist.npz", "mnist").parent),
     "packed idx files": ("mnist", lambda at: idx(at, ".gz")),
@@ -125,7 +108,6 @@ COPIES: dict[str, tuple[data.Name, Callable[[Path], Path]]] = {
     "batches in their folder": ("cifar10", lambda at: unpacked(at / "cifar-10-batches-bin").parent),
     "an archive": ("cifar10", lambda at: tar(at / "any-name.tar.gz")),
     "a folder with an archive": ("cifar10", lambda at: tar(at / "cifar-10-binary.tar.gz").parent),
-    "mosaics": ("cifar10", mosaics),
 }
 
 
@@ -142,17 +124,17 @@ def is_right(found: Images, name: str) -> bool:
 def test_every_form_of_a_copy_gives_the_same_pixels(form: str, tmp_path: Path) -> None:
     name, make = COPIES[form]
     path = make(tmp_path / "data")
-    assert available(name, path)
+    assert is_available(name, path)
     found = load(name, path)
     assert is_right(found, name)
-    assert found.shape == data.SETS[name].shape
+    assert found.shape == DATASETS[name].shape
     found.train[0] = 0  # no view of something that may not be written
 
 
 def test_the_folder_of_the_environment_comes_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named, cached = tmp_path / "named", tmp_path / "cache" / "torchbelay"
     idx(cached, ".gz")
-    assert data.cache_folder() == cached
+    assert cache_folder() == cached
     assert is_right(load("mnist", None), "mnist")
     damaged = npz(named / "mnist.npz", "mnist", x_train=np.zeros(3))
     monkeypatch.setenv("TORCHBELAY_DATA", str(named))
@@ -165,33 +147,25 @@ def test_the_folder_of_the_environment_comes_before_the_cache(tmp_path: Path, mo
 def test_the_cache_is_at_home_if_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data.cache_folder() == tmp_path / ".cache" / "torchbelay"
+    assert cache_folder() == tmp_path / ".cache" / "torchbelay"
 
 
 def test_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not available("mnist", None)
-    assert not available("mnist", tmp_path / "nowhere")
-    assert not available("cifar10", npz(tmp_path / "mnist.npz", "mnist").parent)
-    assert available("mnist", tmp_path)
+    assert not is_available("mnist", None)
+    assert not is_available("mnist", tmp_path / "nowhere")
+    assert not is_available("cifar10", npz(tmp_path / "mnist.npz", "mnist").parent)
+    assert is_available("mnist", tmp_path)
     monkeypatch.setenv("TORCHBELAY_DATA", str(tmp_path))
-    assert available("mnist", None)
-    assert not available("cifar10", None)
+    assert is_available("mnist", None)
+    assert not is_available("cifar10", None)
     (unpacked(tmp_path) / "data_batch_3.bin").unlink()
-    assert not available("cifar10", None)
+    assert not is_available("cifar10", None)
     monkeypatch.setenv("TORCHBELAY_DATA", str(tmp_path / "nowhere"))
-    assert not available("mnist", None)
-    idx(data.cache_folder(), ".gz")
-    assert not available("mnist", None)  # as load would say that the folder is wrong
+    assert not is_available("mnist", None)
+    idx(cache_folder(), ".gz")
+    assert not is_available("mnist", None)  # as load would say that the folder is wrong
     monkeypatch.delenv("TORCHBELAY_DATA")
-    assert available("mnist", None)
-
-
-def test_mosaics_need_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = mosaics(tmp_path / "data")
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not available("cifar10", folder)
-    assert refused("cifar10", folder).endswith("need Pillow; pip install pillow")
+    assert is_available("mnist", None)
 
 
 # Copies that are none -------------------------------------------------------------------------------------------------
@@ -209,11 +183,14 @@ def refused(name: Any, path: Path | None) -> str:
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "unknown data set 'imagenet'; choose from mnist, cifar10" in refused("imagenet", None)
     with pytest.raises(LabError, match="unknown data set"):
-        available("imagenet", None)  # type: ignore[arg-type]
+        is_available("imagenet", None)  # type: ignore[arg-type]
     nowhere = tmp_path / "nowhere"
     assert refused("mnist", nowhere).startswith(f"{nowhere} does not exist; give mnist.npz")
     assert f"no CIFAR-10 in the folder {tmp_path}; give cifar10.npz" in refused("cifar10", tmp_path)
     (tmp_path / "notes.txt").write_text("none")
+    for name in ("mnist", "cifar10"):  # how the files are named is said
+        for file in (*DATASETS[name].md5, f"{name}.npz"):
+            assert file in refused(name, nowhere)
     assert "notes.txt is no copy of MNIST" in refused("mnist", tmp_path / "notes.txt")
     monkeypatch.setenv("TORCHBELAY_DATA", str(nowhere))
     assert f"TORCHBELAY_DATA names {nowhere}" in refused("mnist", None)
@@ -305,7 +282,7 @@ def test_a_flipped_bit_is_refused_or_does_no_harm(form: str, tmp_path: Path) -> 
     said = []
     for file in files_of(path):
         whole = file.read_bytes()
-        ends = (*range(64), *range(len(whole) - 64, len(whole)))  # where the headers are
+        ends = (*range(64), *range(len(whole) - 64, len(whole)))  # the headers
         for place in (*ends, *generator.integers(0, len(whole), 30)):
             flipped = bytearray(whole)
             flipped[place] ^= 1 << int(generator.integers(8))
@@ -336,11 +313,11 @@ def internet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes
     there: dict[str, bytes] = {}
     archive = tar(tmp_path / "there" / "cifar-10-binary.tar.gz")
     for name, files in (("mnist", sorted(idx(tmp_path / "there-too", ".gz").iterdir())), ("cifar10", [archive])):
-        published = data.SETS[name]
+        published = DATASETS[name]
         assert sorted(published.md5) == [file.name for file in files]
         there |= {published.source + file.name: file.read_bytes() for file in files}
         sums = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in files}
-        monkeypatch.setitem(data.SETS, name, replace(published, md5={file: sums[file] for file in published.md5}))
+        monkeypatch.setitem(DATASETS, name, replace(published, md5={file: sums[file] for file in published.md5}))
 
     def urlopen(address: str, *, timeout: float) -> Answer:
         assert timeout > 0
@@ -351,11 +328,11 @@ def internet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_a_download_is_kept(name: data.Name, internet: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not available(name, None)
+def test_a_download_is_kept(name: DatasetName, internet: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_available(name, None)
     assert is_right(load(name, None), name)
-    assert available(name, None)
-    assert sorted(file.name for file in data.cache_folder().iterdir()) == sorted(data.SETS[name].md5)
+    assert is_available(name, None)
+    assert sorted(file.name for file in cache_folder().iterdir()) == sorted(DATASETS[name].md5)
     monkeypatch.setattr(urllib.request, "urlopen", no_internet)
     assert is_right(load(name, None), name)
 
@@ -365,7 +342,7 @@ def test_an_interrupted_download_goes_on_with_the_rest(internet: dict[str, bytes
     whole = internet.pop(second)
     with pytest.raises(KeyError):
         load("mnist", None)
-    assert [file.name for file in data.cache_folder().iterdir()] == [first.rpartition("/")[2]]
+    assert [file.name for file in cache_folder().iterdir()] == [first.rpartition("/")[2]]
     internet.clear()
     internet[second] = whole
     assert is_right(load("mnist", None), "mnist")
@@ -377,26 +354,26 @@ def test_a_damaged_download_is_not_kept(internet: dict[str, bytes]) -> None:
     said = refused("mnist", None)
     assert said.startswith(f"{first} came damaged (md5 ")
     assert "give a copy with --data: mnist.npz" in said
-    assert list(data.cache_folder().iterdir()) == []
+    assert list(cache_folder().iterdir()) == []
 
 
 def internet_of(name: str) -> list[str]:
-    return [data.SETS[name].source + file for file in data.SETS[name].md5]
+    return [DATASETS[name].source + file for file in DATASETS[name].md5]
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 @pytest.mark.parametrize("error", [urllib.error.URLError("no route\nto host"), http.client.IncompleteRead(b"")])
-def test_without_the_internet_it_is_said_what_would_do(
-    name: data.Name, error: Exception, monkeypatch: pytest.MonkeyPatch
+def test_without_the_internet_it_is_said_what_accepted(
+    name: DatasetName, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def urlopen(*_: Any, **__: Any) -> Any:
         raise error
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     said = refused(name, None)
-    assert said.startswith(f"cannot download {internet_of(name)[0]} to {data.cache_folder()} (")
-    assert said.endswith(f"); give a copy with --data: {data.SETS[name].would_do}")
-    assert list(data.cache_folder().iterdir()) == []
+    assert said.startswith(f"cannot download {internet_of(name)[0]} to {cache_folder()} (")
+    assert said.endswith(f"); give a copy with --data: {DATASETS[name].accepted}")
+    assert list(cache_folder().iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
@@ -409,13 +386,13 @@ def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
 
 REAL = os.environ.get("TORCHBELAY_DATA")  # read before any test takes it away
 FACTS = {"mnist": (60_000, [0.1307]), "cifar10": (50_000, [0.4914, 0.4822, 0.4465])}
-PUBLISHED = dict(data.SETS)
+PUBLISHED = dict(DATASETS)
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_the_real_set(name: data.Name, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(data.SETS, name, PUBLISHED[name])
-    if not REAL or not available(name, Path(REAL)):
+def test_the_real_set(name: DatasetName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, name, PUBLISHED[name])
+    if not REAL or not is_available(name, Path(REAL)):
         pytest.skip(f"TORCHBELAY_DATA names no folder with {PUBLISHED[name].title}")
     found = load(name, Path(REAL))
     count, means = FACTS[name]

@@ -10,34 +10,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.small_score import ARMS, MODEL, Brightness, group, images
+from helpers.score_models import STUDY_ARMS, STUDY_MODEL, Brightness, study_group, study_images
 from torchbelay.lab.arms import Lane
 from torchbelay.lab.part import Record
 from torchbelay.lab.score import experiment as module
 from torchbelay.lab.score import fid
-from torchbelay.lab.score.experiment import Judge, Studio, experiment, png
+from torchbelay.lab.score.experiment import FidReference, ImageSampler, encode_png, run_group
 from torchbelay.lab.score.training import speed
-from torchbelay.lab.score.training.speed import group as side_by_side
-from torchbelay.lab.score.training.validation import Yardstick
+from torchbelay.lab.score.training.speed import build_learners
+from torchbelay.lab.score.training.validation import Validation
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _few_triples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TRIPLES", 6)
+TRIPLES = 6  # on which losses are measured here
 
 
 def run(**changes: object) -> list[Record]:
-    judge = Judge(Brightness(), fid.statistics(Brightness().features(images().train)), "twelve squares")
-    return list(experiment(group(**changes), images(), CPU, "eager", lambda n: None, judge))
+    statistics = fid.statistics(Brightness().features(study_images().train))
+    reference = FidReference(Brightness(), statistics, "twelve squares")
+    return list(run_group(study_group(**changes), study_images(), CPU, "eager", lambda n: None, reference, TRIPLES))
 
 
 def test_every_lane_is_a_record_of_plain_json() -> None:
     found = run()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     runs = [line for line in found if line["kind"] == "run"]
-    assert [(line["arm"], line["lr"]) for line in runs] == [(arm.name, lr) for lr in (1e-3, 3e-3) for arm in ARMS]
+    assert [(line["arm"], line["lr"]) for line in runs] == [(arm.name, lr) for lr in (1e-3, 3e-3) for arm in STUDY_ARMS]
     assert found[0]["kind"] == "protocol"
     assert {line["how"] for line in runs} == {"eager"}
     belay, matched = runs[2], runs[1]
@@ -58,17 +55,17 @@ def test_losses_are_taken_along_the_way_and_at_the_end() -> None:
 def test_the_losses_are_those_of_the_weights_and_of_the_average() -> None:
     """Trained again by hand, and measured on the same triples."""
     line = next(line for line in run() if line["kind"] == "run" and line["arm"] == "BELAY")
-    each = group()
-    together = side_by_side(MODEL, each.lanes, each.seed, CPU, "eager")
-    source = module.Batches(images().train, MODEL, each.batch, seed=1000)
+    each = study_group()
+    learners = build_learners(STUDY_MODEL, each.lanes, each.seed, CPU, "eager")
+    source = module.Batches(study_images().train, STUDY_MODEL, each.batch, seed=1000)
     for _ in range(each.steps):
-        together.step(*source.next())
-    trainee = together.trainees[2]
-    yardstick = Yardstick.make(images(), MODEL, CPU, count=6)
-    assert line["final"]["w1"] == yardstick.measure(MODEL.loss, trainee.network)
-    network = MODEL.network()
-    network.load_state_dict(trainee.belay.average_state_dict())
-    assert line["final"]["w2"] == yardstick.measure(MODEL.loss, network)
+        learners.step(*source.next())
+    learner = learners.members[2]
+    validation = Validation.make(study_images(), STUDY_MODEL, CPU, count=TRIPLES)
+    assert line["final"]["w1"] == validation.measure(STUDY_MODEL.loss, learner.network)
+    network = STUDY_MODEL.network()
+    network.load_state_dict(learner.belay.average_state_dict())
+    assert line["final"]["w2"] == validation.measure(STUDY_MODEL.loss, network)
     assert line["final"]["w1"] != line["final"]["w2"]
 
 
@@ -86,11 +83,11 @@ def test_a_lost_run_is_a_record_too() -> None:
         def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
             return x * self.w / 0
 
-    class Broken(type(MODEL)):  # type: ignore[misc]
+    class Broken(type(STUDY_MODEL)):  # type: ignore[misc]
         def network(self) -> nn.Module:
             return Breaks()
 
-    lines = run(objective=Broken(levels=MODEL.levels), fids=(0,))
+    lines = run(objective=Broken(levels=STUDY_MODEL.levels), fids=(0,))
     assert [(line["fid"], line["samples"]) for line in lines if line["kind"] == "fid"] == [(None, 6)]
     assert not [line for line in lines if line["kind"] == "grid"]  # nothing can be made with it
     found = [line for line in lines if line["kind"] == "run"]
@@ -100,8 +97,8 @@ def test_a_lost_run_is_a_record_too() -> None:
 
 
 def test_a_lost_run_is_not_trained_on() -> None:
-    """A weight that is no number stays none; the others are none the worse for it."""
-    lanes = (Lane(ARMS[0], 1e30), *group().lanes)
+    """A weight that is not finite stays so; the other learners are not affected."""
+    lanes = (Lane(STUDY_ARMS[0], 1e30), *study_group().lanes)
     lines = [line for line in run(lanes=lanes, steps=8, points=4) if line["kind"] == "run"]
     assert [line["steps_taken"] for line in lines] == [2, *[8] * 6]
     assert [line["images"] for line in lines] == [2 * 4, *[8 * 4] * 6]
@@ -120,16 +117,16 @@ def test_images_are_made_from_the_average_and_compared() -> None:
     assert (distance["arm"], distance["weights"], distance["samples"]) == ("BELAY", "w2", 6)
     assert (distance["sample_seed"], distance["reference"]) == (0, "twelve squares")
     assert "3 levels × 1" in distance["sampler"]
-    each = group()
-    together = side_by_side(MODEL, each.lanes, each.seed, CPU, "eager")
-    source = module.Batches(images().train, MODEL, each.batch, seed=1000)
+    each = study_group()
+    learners = build_learners(STUDY_MODEL, each.lanes, each.seed, CPU, "eager")
+    source = module.Batches(study_images().train, STUDY_MODEL, each.batch, seed=1000)
     for _ in range(each.steps):
-        together.step(*source.next())
-    studio = Studio(MODEL, CPU, "eager")
-    studio.network.load_state_dict(together.trainees[2].belay.average_state_dict())
-    made = studio.make(6)
-    expected = fid.frechet(
-        fid.statistics(Brightness().features(made)), fid.statistics(Brightness().features(images().train))
+        learners.step(*source.next())
+    sampler = ImageSampler(STUDY_MODEL, CPU, "eager")
+    sampler.network.load_state_dict(learners.members[2].belay.average_state_dict())
+    made = sampler.make(6)
+    expected = fid.frechet_distance(
+        fid.statistics(Brightness().features(made)), fid.statistics(Brightness().features(study_images().train))
     )
     assert distance["fid"] == pytest.approx(expected, rel=1e-5)
     shown = matplotlib.image.imread(io.BytesIO(base64.b64decode(grid["png"])))
@@ -137,29 +134,29 @@ def test_images_are_made_from_the_average_and_compared() -> None:
     np.testing.assert_array_equal(tile, made[1, 0].numpy())
 
 
-def test_without_a_judge_images_are_shown_all_the_same() -> None:
-    kinds = [line["kind"] for line in experiment(group(fids=(0,)), images(), CPU, "eager", lambda n: None)]
+def test_without_a_fid_reference_images_are_shown_all_the_same() -> None:
+    kinds = [line["kind"] for line in run_group(study_group(fids=(0,)), study_images(), CPU, "eager", lambda n: None)]
     assert kinds.count("grid") == 1
     assert "fid" not in kinds
 
 
 def test_a_seed_of_samples_does_not_depend_on_how_many_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 4)
-    studio = Studio(MODEL, CPU, "eager")
-    assert torch.equal(studio.make(8)[:4], studio.make(4))
-    assert not torch.equal(studio.make(4), studio.make(4, seed=1))
+    monkeypatch.setattr(module, "SAMPLE_BATCH", 4)
+    sampler = ImageSampler(STUDY_MODEL, CPU, "eager")
+    assert torch.equal(sampler.make(8)[:4], sampler.make(4))
+    assert not torch.equal(sampler.make(4), sampler.make(4, seed=1))
 
 
 def test_a_sheet_of_colour_pictures() -> None:
     pictures = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    sheet = (matplotlib.image.imread(io.BytesIO(png(pictures, 2))) * 255).round().astype(np.uint8)
+    sheet = (matplotlib.image.imread(io.BytesIO(encode_png(pictures, 2))) * 255).round().astype(np.uint8)
     assert sheet.shape[:2] == (12, 12)
     np.testing.assert_array_equal(sheet[4:8, 6:12, :3], pictures[3].permute(1, 2, 0).numpy())
-    assert not sheet[8:, 6:, :3].any()  # where there is none
+    assert not sheet[8:, 6:, :3].any()  # the empty places
 
 
 def test_triples_are_the_same_for_every_run_and_apart_for_train_and_test() -> None:
-    one, two = (Yardstick.make(images(), MODEL, CPU, count=5) for _ in range(2))
+    one, two = (Validation.make(study_images(), STUDY_MODEL, CPU, count=5) for _ in range(2))
     for name in ("train", "test"):
         assert torch.equal(one.triples[name][0], two.triples[name][0])
         assert torch.equal(one.triples[name][1].noise, two.triples[name][1].noise)
@@ -171,16 +168,16 @@ def test_measuring_leaves_the_network_in_its_mode_and_uses_no_dropout() -> None:
         def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
             return nn.functional.dropout(x, 0.5, self.training)
 
-    yardstick, network = Yardstick.make(images(), MODEL, CPU, count=5), Drops()
-    first, second = (yardstick.measure(MODEL.loss, network) for _ in range(2))
+    validation, network = Validation.make(study_images(), STUDY_MODEL, CPU, count=5), Drops()
+    first, second = (validation.measure(STUDY_MODEL.loss, network) for _ in range(2))
     assert first == second
     assert network.training
 
 
 def test_arithmetic_is_counted() -> None:
     """A convolution of 3 × 3 costs 2·9·inputs·outputs a pixel forward, as much again for each of the two gradients."""
-    network = MODEL.network()
-    counted = speed.flops_per_image(MODEL)
+    network = STUDY_MODEL.network()
+    counted = speed.flops_per_image(STUDY_MODEL)
     pixels = {28: 784, 14: 196}
     by_hand = 0
     sizes: dict[str, int] = {}
@@ -190,14 +187,16 @@ def test_arithmetic_is_counted() -> None:
     network(torch.zeros(1, 1, 28, 28), torch.ones(1))
     for name, module_ in network.named_modules():
         if isinstance(module_, nn.Conv2d):
-            passes = 2 if name == "begin" else 3  # nobody asks for the gradient of the image
+            passes = 2 if name == "begin" else 3  # the gradient of the image is not needed
             by_hand += passes * 2 * module_.weight.numel() * pixels[sizes[name]]
     assert counted == pytest.approx(by_hand, rel=0.02)  # the widening is two small products besides
 
 
 def test_a_record_of_speed() -> None:
-    line = speed.throughput(MODEL, images().train, group().lanes[2], 2, together=2, how="eager", steps=1)
+    line = speed.throughput(
+        STUDY_MODEL, study_images().train, study_group().lanes[2], 2, side_by_side=2, mode="eager", steps=1
+    )
     assert line["side_by_side"] == 2
     assert line["images_per_s"] == pytest.approx(4 / line["step_s"], rel=0.5)
-    assert line["arithmetic_limit_images_per_s"] is None  # of this machine nobody knows it
+    assert line["arithmetic_limit_images_per_s"] is None  # unknown for this machine
     json.dumps(line, allow_nan=False)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay.lab.part import LabError
-from torchbelay.lab.score import data as images_module
+from torchbelay.lab.score import data as data_module
 from torchbelay.lab.score.data import Images
 from torchbelay.lab.score.fid import (
     CIFAR10_RECORDED,
@@ -22,9 +22,9 @@ from torchbelay.lab.score.fid import (
     Inception,
     Statistics,
     cifar10_check,
-    fid,
-    frechet,
-    reference,
+    distance,
+    frechet_distance,
+    reference_statistics,
     rgb,
     statistics,
 )
@@ -61,14 +61,14 @@ def by_the_formula(a: Statistics, b: Statistics) -> float:
 @pytest.mark.parametrize("d", [1, 2, 7])
 def test_shifted_means_are_as_far_as_they_are_shifted(d: int, generator: torch.Generator) -> None:
     covariance, mean, shift = positive(generator, d), normal(generator, d), normal(generator, d)
-    found = frechet(gaussian(mean, covariance), gaussian(mean + shift, covariance))
+    found = frechet_distance(gaussian(mean, covariance), gaussian(mean + shift, covariance))
     assert found == pytest.approx(float(shift @ shift), rel=1e-12)
 
 
 def test_covariances_along_the_axes_differ_by_their_standard_deviations(generator: torch.Generator) -> None:
     a, b = normal(generator, 6).square(), normal(generator, 6).square()
     mean = normal(generator, 6)
-    found = frechet(gaussian(mean, a.diag()), gaussian(mean, b.diag()))
+    found = frechet_distance(gaussian(mean, a.diag()), gaussian(mean, b.diag()))
     assert found == pytest.approx(float((a.sqrt() - b.sqrt()).square().sum()), rel=1e-12)
 
 
@@ -76,7 +76,7 @@ def test_covariances_that_commute(generator: torch.Generator) -> None:
     turn = torch.linalg.qr(normal(generator, 5, 5)).Q
     a, b, mean = normal(generator, 5).square(), normal(generator, 5).square(), normal(generator, 5)
     one, two = (gaussian(mean, turn @ values.diag() @ turn.T) for values in (a, b))
-    assert frechet(one, two) == pytest.approx(float((a.sqrt() - b.sqrt()).square().sum()), rel=1e-10)
+    assert frechet_distance(one, two) == pytest.approx(float((a.sqrt() - b.sqrt()).square().sum()), rel=1e-10)
 
 
 def test_two_dimensions_have_a_closed_form(generator: torch.Generator) -> None:
@@ -86,56 +86,58 @@ def test_two_dimensions_have_a_closed_form(generator: torch.Generator) -> None:
     trace = ((a @ b).trace() + 2 * (a.det() * b.det()).sqrt()).sqrt()
     mean = torch.zeros(2, dtype=torch.float64)
     expected = float(a.trace() + b.trace() - 2 * trace)
-    assert frechet(gaussian(mean, a), gaussian(mean, b)) == pytest.approx(expected, rel=1e-12)
+    assert frechet_distance(gaussian(mean, a), gaussian(mean, b)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("d", [2, 5, 40])
 def test_covariances_that_do_not_commute(d: int, generator: torch.Generator) -> None:
     a, b = (gaussian(normal(generator, d), positive(generator, d)) for _ in range(2))
     assert not torch.allclose(a.covariance @ b.covariance, b.covariance @ a.covariance)
-    assert frechet(a, b) == pytest.approx(by_the_formula(a, b), rel=1e-10)
-    assert frechet(a, b) == pytest.approx(frechet(b, a), rel=1e-12)
+    assert frechet_distance(a, b) == pytest.approx(by_the_formula(a, b), rel=1e-10)
+    assert frechet_distance(a, b) == pytest.approx(frechet_distance(b, a), rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 30, 100, 1000])
 def test_a_set_is_not_far_from_itself(n: int, generator: torch.Generator) -> None:
-    """With more numbers a feature than images, too, where most eigenvalues are rounding errors."""
+    """Also with more features than images, when most eigenvalues are rounding errors."""
     features = normal(generator, n, 100) * torch.logspace(0, -4, 100, dtype=torch.float64) + 1
     there = statistics(features)
     again = statistics(features[torch.randperm(n, generator=generator)])
-    assert frechet(there, there) <= 1e-12 * float(there.covariance.trace())
-    assert frechet(there, again) <= 1e-6 * float(there.covariance.trace())
+    assert frechet_distance(there, there) <= 1e-12 * float(there.covariance.trace())
+    assert frechet_distance(there, again) <= 1e-6 * float(there.covariance.trace())
 
 
 def test_fewer_images_than_dimensions(generator: torch.Generator) -> None:
     """The distance within a plane does not change when the plane is one of many dimensions, turned at will."""
     a, b = normal(generator, 10, 3), normal(generator, 10, 3) * 1.5 + 0.3
     turn = torch.linalg.qr(normal(generator, 200, 200)).Q[:3]
-    flat, in_space = (frechet(statistics(a @ m), statistics(b @ m)) for m in (torch.eye(3, dtype=a.dtype), turn))
+    flat, in_space = (
+        frechet_distance(statistics(a @ m), statistics(b @ m)) for m in (torch.eye(3, dtype=a.dtype), turn)
+    )
     assert flat > 0.1
     assert in_space == pytest.approx(flat, rel=1e-9)
 
 
 def test_covariances_in_planes_that_share_nothing(generator: torch.Generator) -> None:
-    """The one's rounding errors lie where the other is large."""
+    """The rounding errors of one covariance lie in the large directions of the other."""
     turn = torch.linalg.qr(normal(generator, 60, 60)).Q
     one, two = (statistics(normal(generator, 90, 30) @ plane) for plane in (turn[:30], turn[30:]))
     shift = (one.mean - two.mean).square().sum()
     expected = float(shift + one.covariance.trace() + two.covariance.trace())
-    assert frechet(one, two) == pytest.approx(expected, rel=1e-12)
+    assert frechet_distance(one, two) == pytest.approx(expected, rel=1e-12)
 
 
 def test_directions_of_little_variance_count() -> None:
     mean, spread = torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, 1e-10, 0.0], dtype=torch.float64)
-    found = frechet(gaussian(mean, spread.diag()), gaussian(mean, spread.mul(4).diag()))
+    found = frechet_distance(gaussian(mean, spread.diag()), gaussian(mean, spread.mul(4).diag()))
     assert found - 1 == pytest.approx(1e-10, rel=1e-4)
 
 
 def test_a_set_of_one_image_again_and_again(generator: torch.Generator) -> None:
     point = statistics(torch.ones(5, 4))
-    assert frechet(point, point) == 0
+    assert frechet_distance(point, point) == 0
     cloud = gaussian(torch.ones(4, dtype=torch.float64), positive(generator, 4))
-    assert frechet(point, cloud) == pytest.approx(float(cloud.covariance.trace()), rel=1e-12)
+    assert frechet_distance(point, cloud) == pytest.approx(float(cloud.covariance.trace()), rel=1e-12)
 
 
 def test_statistics_that_make_no_sense_are_refused() -> None:
@@ -147,7 +149,7 @@ def test_statistics_that_make_no_sense_are_refused() -> None:
     with pytest.raises(LabError, match="not finite"):
         statistics(torch.tensor([[0.0], [torch.inf]]))
     with pytest.raises(LabError, match="features of 3 and of 2 numbers"):
-        frechet(Statistics(d3[0], d3, 5), Statistics(d2[0], d2, 5))
+        frechet_distance(Statistics(d3[0], d3, 5), Statistics(d2[0], d2, 5))
     for n in (0, 1):
         with pytest.raises(LabError, match=f"at least 2 images, not {n}"):
             statistics(torch.ones(n, 3))
@@ -167,7 +169,7 @@ def test_statistics_are_those_of_numpy(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 64, 1000])
 def test_batches_do_not_matter(batch: int, generator: torch.Generator) -> None:
-    features = torch.randn(300, 5, generator=generator) * 0.01 + 1000  # where naive sums would lose every digit
+    features = torch.randn(300, 5, generator=generator) * 0.01 + 1000  # naive sums would lose every digit here
     gatherer = Gatherer()
     for some in torch.split(features[torch.randperm(300, generator=generator)], batch):
         gatherer.add(some)
@@ -216,9 +218,9 @@ def some_set(generator: torch.Generator, n: int = 40, name: str = "cifar10") -> 
 def test_fid_is_the_distance_of_the_features(generator: torch.Generator) -> None:
     network = Projection()
     a, b = some_images(generator, 2300), some_images(generator, 50) // 2  # more than are held at a time
-    expected = frechet(statistics(network.features(a)), statistics(network.features(b)))
-    assert fid(a, statistics(network.features(b)), network) == pytest.approx(expected, rel=1e-9)
-    assert fid(b, statistics(network.features(b)), network) == pytest.approx(0, abs=1e-9)
+    expected = frechet_distance(statistics(network.features(a)), statistics(network.features(b)))
+    assert distance(a, statistics(network.features(b)), network) == pytest.approx(expected, rel=1e-9)
+    assert distance(b, statistics(network.features(b)), network) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -241,11 +243,11 @@ def same(a: Statistics, b: Statistics) -> bool:
 
 def test_a_reference_is_of_the_training_set_and_kept(tmp_path: Path, generator: torch.Generator) -> None:
     images, network, cache = some_set(generator), Projection(), tmp_path / "made" / "for it"
-    first = reference(images, network, cache)
+    first = reference_statistics(images, network, cache)
     assert network.seen == 40
     assert same(first, statistics(network.features(images.train)))
     network.seen = 0
-    assert same(reference(images, network, cache), first)
+    assert same(reference_statistics(images, network, cache), first)
     assert network.seen == 0
     (file,) = cache.iterdir()
     assert file.name.startswith("fid-cifar10-40-")
@@ -264,20 +266,20 @@ def test_a_reference_of_anything_else_is_another(tmp_path: Path, generator: torc
         (images, Projection("another network")),
     ]
     for number, (some, network) in enumerate(others, 1):
-        reference(some, network, tmp_path)
+        reference_statistics(some, network, tmp_path)
         assert network.seen == len(some.train)
         assert len(list(tmp_path.iterdir())) == number
 
 
 def test_a_damaged_reference_is_made_again(tmp_path: Path, generator: torch.Generator) -> None:
     images, network = some_set(generator), Projection()
-    expected = reference(images, network, tmp_path)
+    expected = reference_statistics(images, network, tmp_path)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     for length in (0, 10, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         network.seen = 0
-        assert same(reference(images, network, tmp_path), expected)
+        assert same(reference_statistics(images, network, tmp_path), expected)
         assert network.seen == 40
         assert len(file.read_bytes()) == len(whole)
     again = 0
@@ -286,7 +288,7 @@ def test_a_damaged_reference_is_made_again(tmp_path: Path, generator: torch.Gene
         flipped[place] ^= 1 << place % 8
         file.write_bytes(flipped)
         network.seen = 0
-        assert same(reference(images, network, tmp_path), expected)
+        assert same(reference_statistics(images, network, tmp_path), expected)
         again += network.seen == 40
     assert again > len(whole) / 7 / 2
 
@@ -294,7 +296,7 @@ def test_a_damaged_reference_is_made_again(tmp_path: Path, generator: torch.Gene
 @pytest.mark.parametrize("what", ["another key", "no numbers", "a wrong shape", "an array", "objects"])
 def test_a_reference_that_was_put_there_is_not_trusted(what: str, tmp_path: Path, generator: torch.Generator) -> None:
     images, network = some_set(generator), Projection()
-    expected = reference(images, network, tmp_path)
+    expected = reference_statistics(images, network, tmp_path)
     (file,) = tmp_path.iterdir()
     with np.load(file) as kept:
         content: dict[str, Any] = dict(kept)
@@ -312,7 +314,7 @@ def test_a_reference_that_was_put_there_is_not_trusted(what: str, tmp_path: Path
             np.save(stream, content["mean"])
     else:
         np.savez(file, **content)
-    assert same(reference(images, network, tmp_path), expected)
+    assert same(reference_statistics(images, network, tmp_path), expected)
 
 
 # torch-fidelity's network ---------------------------------------------------------------------------------------------
@@ -442,7 +444,7 @@ def test_weights_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     assert refused(path).startswith(f"cannot read the weights {path} (")
     torch.save([torch.ones(3)], path)
-    assert refused(path).startswith(f"the weights {path} are no dictionary of tensors")
+    assert refused(path).startswith(f"the weights {path} are not a dictionary of tensors")
     torch.save({"conv.weight": torch.ones(3)}, path)
     assert refused(path).startswith(f"cannot use {path} (")
     assert refused(None).startswith("cannot download weights-inception-2015-12-05-6726825d.pth (no route to host); ")
@@ -518,7 +520,7 @@ def test_the_check_draws_the_images_that_torch_fidelity_draws() -> None:
 
 def test_cifar10_subset_gives_torch_fidelitys_number() -> None:
     data, weights = os.environ.get("TORCHBELAY_DATA"), os.environ.get("TORCHBELAY_INCEPTION")
-    if not data or not images_module.available("cifar10", Path(data)):
+    if not data or not data_module.is_available("cifar10", Path(data)):
         pytest.skip("TORCHBELAY_DATA names no folder with CIFAR-10")
     if not weights:
         pytest.skip("TORCHBELAY_INCEPTION names no file with the weights of torch-fidelity's network")
@@ -526,5 +528,5 @@ def test_cifar10_subset_gives_torch_fidelitys_number() -> None:
         pytest.skip("torch-fidelity or torchvision is not installed")
     if not torch.cuda.is_available():
         pytest.skip("10,000 images take a GPU")
-    found = cifar10_check(images_module.load("cifar10", Path(data)), Inception("cuda", Path(weights)))
+    found = cifar10_check(data_module.load("cifar10", Path(data)), Inception("cuda", Path(weights)))
     assert found == pytest.approx(CIFAR10_RECORDED, abs=1e-3)

@@ -1,49 +1,64 @@
-"""The parts of the report that need a GPU: run where they can be, and shown from the package's records elsewhere."""
+"""The parts of the report that need a GPU: run if that is possible, and else shown from the package's records."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.small_score import Brightness, group, images
+from helpers.score_models import Brightness, study_group, study_images
 from torchbelay.lab.part import LabError, Record, Settings
-from torchbelay.lab.score import cache, experiment, run, studies
-from torchbelay.lab.score.cache import Kept
+from torchbelay.lab.score import run, studies
+from torchbelay.lab.score.analysis import ARMS
+from torchbelay.lab.score.experiment import FidReference, run_group
+from torchbelay.lab.score.formats import DATASETS
+from torchbelay.lab.score.run import Resources
 from torchbelay.lab.score.studies import Group
-from torchbelay.lab.score.training.learner import Together
+from torchbelay.lab.score.training.learner import LearnerGroup
 
 PARTS = ("mnist", "sign", "cifar10")
 CPU = torch.device("cpu")
 
 
+# Without a GPU or data ------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", PARTS)
-def test_without_a_gpu_the_packages_records_are_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    ticks: list[int] = []
-    found = run.run(name, Settings(), ticks.append)
+def test_without_a_gpu_the_packages_records_are_shown(name: str) -> None:
+    resources, ticks = Resources(device=None), []  # type: ignore[var-annotated]
+    found = run.run(name, Settings(), ticks.append, resources)
     (origin,) = (line for line in found if line["kind"] == "origin")
     assert origin["committed"]
     assert origin["why"] == "There is no GPU here."
     assert origin["device"] == "NVIDIA H200"
-    assert sum(ticks) == run.plan(name, Settings())[0]
-    assert "the records that come with the package" in run.plan(name, Settings())[1]
+    assert sum(ticks) == run.plan(name, Settings(), resources)[0]
+    assert "the records that come with the package" in run.plan(name, Settings(), resources)[1]
 
 
-def test_without_data_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(run, "available", lambda name, path: False)
-    assert run.obstacle("cifar10", Settings()) == "There is no copy of cifar10 here; name one with --data."
+@pytest.mark.parametrize("present", [True, False])
+def test_by_default_the_device_is_the_gpu_if_there_is_one(present: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
+    assert Resources().device == (torch.device("cuda") if present else None)
+    if not present:
+        assert "There is no GPU here." in run.plan("sign", Settings())[1]
+
+
+def test_without_data_too_and_the_files_are_named() -> None:
+    why = run.obstacle("cifar10", Settings(), Resources(device=CPU, is_available=lambda name, path: False))
+    assert why == f"There is no copy of CIFAR-10 here; give one with --data: {DATASETS['cifar10'].accepted}."
+
+
+# The committed records ------------------------------------------------------------------------------------------------
 
 
 def runs(name: str) -> list[Record]:
-    return [line for line in run.committed(name, "") if line["kind"] == "run"]
+    return [line for line in run.read_committed(name, "") if line["kind"] == "run"]
 
 
 def table1() -> list[Group]:
     """The long runs, at the rates that the committed short ones chose."""
-    return list(studies.table1(run.best_rates(run.committed("mnist", ""))))
+    return list(studies.table1(run.best_rates(run.read_committed("mnist", ""))))
 
 
 def test_the_committed_records_are_of_the_studies_as_they_stand() -> None:
@@ -59,8 +74,8 @@ def test_the_committed_records_are_of_the_studies_as_they_stand() -> None:
         assert sorted(tuple(line[key] for key in keys) for line in runs(name)) == expected
 
 
-def test_it_is_said_which_fids_of_table_1_were_not_taken() -> None:
-    lines = run.committed("mnist", "")
+def test_the_records_say_which_fids_of_table_1_were_not_measured() -> None:
+    lines = run.read_committed("mnist", "")
     drawn = {(line["arm"], line["lr"], line["seed"]) for line in lines if line["kind"] == "fid"}
     wanted = {(each.lanes[i].arm.name, each.lanes[i].lr, each.seed) for each in table1() for i in each.fids}
     tuned = "BELAY m1 2e4"
@@ -78,73 +93,109 @@ def test_every_committed_run_says_where_and_how_long(name: str) -> None:
     )
 
 
-def test_the_fid_chain_was_checked_against_torch_fidelitys_number() -> None:
-    (check,) = (line for line in run.committed("cifar10", "") if line["kind"] == "fid check")
+def test_the_fid_computation_was_checked_against_torch_fidelitys_number() -> None:
+    (check,) = (line for line in run.read_committed("cifar10", "") if line["kind"] == "fid check")
     assert check["fid"] == pytest.approx(check["recorded"], abs=1e-3)
 
 
+# A small study on the CPU ---------------------------------------------------------------------------------------------
+
+
+def rates(share: float = 1.0) -> Iterator[Group]:
+    for seed in range(2):
+        yield replace(study_group(steps=round(50 * share)), seed=seed)
+
+
+def small_table1(best: dict[str, float], share: float = 1.0) -> Iterator[Group]:
+    lanes = tuple(replace(lane, lr=best[lane.arm.name]) for lane in study_group().lanes[:3])
+    yield replace(study_group(steps=round(50 * share)), study="table1", lanes=lanes, fids=(0,))
+
+
+def no_inception(device: torch.device, weights: Path | None) -> Brightness:
+    raise LabError("it is not installed")
+
+
+@dataclass
+class Laboratory:
+    """Resources for small studies on the CPU; `trained` lists the groups that were trained, not read from the cache."""
+
+    trained: list[Group] = field(default_factory=list)
+    final: dict[tuple[str, float], float] = field(default_factory=dict)  # training losses to report instead
+
+    def run_group(self, group: Group, *rest: object) -> Iterator[Record]:
+        self.trained.append(group)
+        for line in run_group(group, *rest, triples=4):  # type: ignore[arg-type]
+            if line["kind"] == "run" and self.final:
+                loss = self.final[line["arm"], line["lr"]]
+                line = line | {"final": {"w2": {"train": loss, "test": loss}}}
+            yield line
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(
+            device=CPU,
+            mode="eager",
+            load=lambda name, path: study_images(),
+            is_available=lambda name, path: True,
+            inception=no_inception,
+            plans={"rates": rates, "table1": small_table1},
+            run_group=self.run_group,
+            throughput=lambda *args, **options: {"kind": "throughput"},
+        )
+
+    def run(self, settings: Settings, **changes: object) -> list[Record]:
+        resources = replace(self.resources, **changes)  # type: ignore[arg-type]
+        return run.run("mnist", settings, lambda n: None, resources)
+
+
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Group]:
-    """As if this were a GPU with data, and the studies small; the groups that were trained are listed."""
+def laboratory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Laboratory:
+    """A laboratory with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(run, "available", lambda name, path: True)
-    monkeypatch.setattr(run, "load", lambda name, path: images())
-    monkeypatch.setattr(run, "DEVICE", CPU)
-    monkeypatch.setattr(run, "HOW", "eager")
-    monkeypatch.setattr(run, "throughput", lambda *args, **kwargs: {"kind": "throughput"})
-    monkeypatch.setattr(experiment, "TRIPLES", 4)
-
-    def rates(share: float = 1.0) -> Iterator[Group]:
-        for seed in range(2):
-            yield replace(group(steps=round(50 * share)), seed=seed)
-
-    def table1(best: dict[str, float], share: float = 1.0) -> Iterator[Group]:
-        lanes = tuple(replace(lane, lr=best[lane.arm.name]) for lane in group().lanes[:3])
-        yield replace(group(steps=round(50 * share)), study="table1", lanes=lanes, fids=(0,))
-
-    monkeypatch.setattr(studies, "rates", rates)
-    monkeypatch.setattr(studies, "table1", table1)
-    trained: list[Group] = []
-    original = run.experiment
-
-    def spy(each: Group, *args: object) -> Iterator[Record]:
-        trained.append(each)
-        return original(each, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(run, "experiment", spy)
-    return trained
+    return Laboratory()
 
 
-def test_a_study_is_run_where_it_can_be(here: list[Group]) -> None:
-    settings, ticks = Settings(budget="8img"), []  # type: ignore[var-annotated]
-    found = run.run("mnist", settings, ticks.append)
+SMALL = Settings(budget="8img")  # two steps
+
+
+def test_a_study_is_run_if_it_can_be(laboratory: Laboratory) -> None:
+    ticks: list[int] = []
+    found = run.run("mnist", SMALL, ticks.append, laboratory.resources)
     kinds = [line["kind"] for line in found]
     assert kinds[0] == "origin"
     assert "committed" not in found[0]
-    assert [(each.study, each.seed, each.steps) for each in here] == [
+    assert [(each.study, each.seed, each.steps) for each in laboratory.trained] == [
         ("rates", 0, 2),
         ("rates", 1, 2),
         ("table1", 0, 2),
     ]
     assert kinds.count("run") == 15
-    assert kinds.count("grid") == 1  # no FID: its network is not here
+    assert kinds.count("grid") == 1
+    assert "fid" not in kinds  # its network is not installed
     assert kinds.count("throughput") == 4
     assert sum(ticks) == run.UNITS
 
 
-def test_table_1_takes_the_rates_that_the_short_runs_chose(here: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = {"EMA": 0.011, "matched EMA": 0.012, "BELAY": 0.013}
-    asked: list[list[tuple[str, int]]] = []
+def test_speeds_are_measured_for_one_network_and_for_as_many_as_train_side_by_side(laboratory: Laboratory) -> None:
+    counts: list[object] = []
 
-    def best_rates(lines: list[Record]) -> dict[str, float]:
-        asked.append([(line["study"], line["seed"]) for line in lines if line["kind"] == "run"])
-        return chosen
+    def throughput(*args: object, **options: object) -> Record:
+        counts.append((options["side_by_side"], options["mode"]))
+        return {"kind": "throughput"}
 
-    monkeypatch.setattr(run, "best_rates", best_rates)
-    run.run("mnist", Settings(budget="8img"), lambda n: None)
-    assert asked[-1] == [("rates", seed) for seed in range(2) for _ in range(6)]
-    assert {lane.arm.name: lane.lr for lane in here[-1].lanes} == chosen
+    found = laboratory.run(SMALL, throughput=throughput)
+    assert counts == [(1, "eager"), (6, "eager"), (1, "eager"), (3, "eager")]
+    speeds = [(line["study"], line["dataset"]) for line in found if line["kind"] == "throughput"]
+    assert speeds == [("rates", "mnist")] * 2 + [("table1", "mnist")] * 2
+
+
+def test_table_1_takes_the_rates_that_the_short_runs_chose(laboratory: Laboratory) -> None:
+    """The losses decide, and not the rates of the committed records."""
+    best = {"EMA": 3e-3, "matched EMA": 1e-3, "BELAY": 3e-3}
+    laboratory.final = {(arm, lr): 0.1 if lr == best[arm] else 0.2 for arm in best for lr in (1e-3, 3e-3)}
+    laboratory.run(SMALL)
+    assert {lane.arm.name: lane.lr for lane in laboratory.trained[-1].lanes} == best
+    assert best != {arm: run.best_rates(run.read_committed("mnist", ""))[arm] for arm in best}
 
 
 def test_a_best_rate_is_an_arms_own() -> None:
@@ -164,110 +215,106 @@ def test_a_heavier_belay_is_among_them_only_if_it_is_better() -> None:
             for a, x in runs
         ]
 
-    assert set(run.best_rates(lines(("BELAY m1 2e4", 0.3)))) == set(studies.THREE)
+    assert set(run.best_rates(lines(("BELAY m1 2e4", 0.3)))) == set(ARMS)
     found = run.best_rates(lines(("BELAY m1 2e4", 0.15), ("BELAY m1 2e5", 0.12)))
-    assert set(found) == {*studies.THREE, "BELAY m1 2e5"}
+    assert set(found) == {*ARMS, "BELAY m1 2e5"}
 
 
-def test_what_is_finished_is_not_trained_again(here: list[Group], tmp_path: Path) -> None:
-    settings = Settings(budget="8img")
-    first = run.run("mnist", settings, lambda n: None)
-    count = len(here)
+def test_what_is_finished_is_not_trained_again(laboratory: Laboratory, tmp_path: Path) -> None:
+    first = laboratory.run(SMALL)
+    count = len(laboratory.trained)
     ticks: list[int] = []
-    second = run.run("mnist", settings, ticks.append)
-    assert len(here) == count == 3
+    second = run.run("mnist", SMALL, ticks.append, laboratory.resources)
+    assert len(laboratory.trained) == count == 3
     assert sum(ticks) == run.UNITS
     assert [line for line in first if line["kind"] == "run"] == [line for line in second if line["kind"] == "run"]
-    assert first[0]["device_s"] == second[0]["device_s"]  # what it took then
-    run.run("mnist", replace(settings, anew=True), lambda n: None)
-    assert len(here) == 2 * count
+    assert first[0]["device_s"] == second[0]["device_s"]  # the time of the first run
+    laboratory.run(replace(SMALL, anew=True))
+    assert len(laboratory.trained) == 2 * count
     for path in tmp_path.rglob("rates-*.jsonl"):
         path.write_text("{")
-    run.run("mnist", settings, lambda n: None)
-    assert len(here) == 2 * count + 2  # damaged ones are no use
+    laboratory.run(SMALL)
+    assert len(laboratory.trained) == 2 * count + 2  # damaged files are not used
 
 
-def test_images_are_made_again_once_fids_network_is_there(here: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(budget="8img")
-    assert not [line for line in run.run("mnist", settings, lambda n: None) if line["kind"] == "fid"]
-    monkeypatch.setattr(run.fid, "Inception", lambda device, weights: Brightness())
-    found = [line for line in run.run("mnist", settings, lambda n: None) if line["kind"] == "fid"]
-    assert [each.study for each in here] == ["rates", "rates", "table1", "table1"]
-    assert [line["network"] for line in found] == ["brightness"]
+def test_images_are_made_again_once_fids_network_is_installed(laboratory: Laboratory) -> None:
+    assert not [line for line in laboratory.run(SMALL) if line["kind"] == "fid"]
+    found = [line for line in laboratory.run(SMALL, inception=lambda *_: Brightness()) if line["kind"] == "fid"]
+    assert [each.study for each in laboratory.trained] == ["rates", "rates", "table1", "table1"]
+    assert [(line["network"], line["reference"]) for line in found] == [("brightness", "mnist train, 12 images")]
 
 
-@pytest.mark.parametrize("change", ["code", "settings", "machine"])
-def test_what_is_kept_belongs_to_all_that_it_depends_on(
-    change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    Kept("x", "settings", "machine").write([{"found": 1}], 2.5)
-    assert Kept("x", "settings", "machine").read() == (2.5, [{"found": 1}])
-    if change == "code":
-        monkeypatch.setattr(cache, "source", lambda: "another")
-    depends = ("other" if change == "settings" else "settings", "other" if change == "machine" else "machine")
-    assert Kept("x", *depends).read() is None
+def test_weights_of_fids_network_that_were_given_must_be_usable(laboratory: Laboratory) -> None:
+    with pytest.raises(LabError, match="it is not installed"):
+        laboratory.run(replace(SMALL, inception=Path("weights.pth")))
 
 
-def test_another_seed_is_another_study(here: list[Group]) -> None:
-    run.run("mnist", Settings(seed=3, budget="8img"), lambda n: None)
-    assert [each.seed for each in here] == [300, 301, 300]
+def test_the_resources_reach_the_experiment(laboratory: Laboratory) -> None:
+    given: list[tuple[object, ...]] = []
+
+    def spy(group: Group, *rest: object) -> Iterator[Record]:
+        given.append(rest)
+        return laboratory.run_group(group, *rest)
+
+    laboratory.run(SMALL, run_group=spy, inception=lambda *_: Brightness())
+    assert {(device, mode) for _, device, mode, _, _ in given} == {(CPU, "eager")}
+    assert [isinstance(reference, FidReference) for *_, reference in given] == [False, False, True]
 
 
-def test_a_budget_of_time_is_measured(here: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_seed_is_another_study(laboratory: Laboratory) -> None:
+    laboratory.run(Settings(seed=3, budget="8img"))
+    assert [each.seed for each in laboratory.trained] == [300, 301, 300]
+
+
+def test_a_budget_of_time_is_measured_once(laboratory: Laboratory) -> None:
     """150 steps of a group at 20 ms are 3 s; a budget of 0.12 s is a twenty-fifth of that."""
     timed: list[int] = []
 
-    def pace(groups: list[Together], *args: object, **options: object) -> list[float]:
-        timed.append(len(groups[0].trainees))
+    def seconds_per_step(groups: list[LearnerGroup], *args: object, **options: object) -> list[float]:
+        timed.append(len(groups[0].members))
         return [0.02]
 
-    monkeypatch.setattr(run, "seconds_a_step", pace)
-    run.run("mnist", Settings(budget="0.12s"), lambda n: None)
-    assert timed == [6, 6, 3]
-    assert [each.steps for each in here] == [2, 2, 2]
+    for _ in range(2):
+        laboratory.run(Settings(budget="0.12s"), seconds_per_step=seconds_per_step)
+        assert timed == [6, 6, 3]
+        assert [each.steps for each in laboratory.trained] == [2, 2, 2]
 
 
-@pytest.fixture
-def possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the studies, as they stand, could be run."""
-    monkeypatch.setattr(run, "obstacle", lambda name, settings: None)
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+POSSIBLE = Resources(device=CPU, is_available=lambda name, path: True)  # the studies as they stand
 
 
-@pytest.mark.usefixtures("possible")
 def test_a_budget_too_small_for_the_spring_is_refused() -> None:
     with pytest.raises(LabError, match="--budget 100img is too small for cifar10: κ"):
-        run.plan("cifar10", Settings(budget="100img"))
+        run.plan("cifar10", Settings(budget="100img"), POSSIBLE)
 
 
-@pytest.mark.usefixtures("possible")
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("options", [{}, {"quick": True}, {"budget": "200kimg"}, {"budget": "9m"}])
 def test_every_study_can_be_planned(name: str, options: dict[str, object]) -> None:
-    units, line = run.plan(name, Settings(**options))  # type: ignore[arg-type]
+    units, line = run.plan(name, Settings(**options), POSSIBLE)  # type: ignore[arg-type]
     assert units == run.UNITS
     assert "networks on" in line
     assert ("as many steps as fit into 9m" in line) == (options.get("budget") == "9m")
 
 
-@pytest.mark.usefixtures("possible")
 def test_a_plan_has_the_budgets_steps() -> None:
     """Of 18 networks and 5 seeds in batches of 32."""
-    assert f"{18 * 5 * 1000:,} steps in all" in run.plan("sign", Settings(budget="32kimg"))[1]
+    assert f"{18 * 5 * 1000:,} steps in all" in run.plan("sign", Settings(budget="32kimg"), POSSIBLE)[1]
 
 
-@pytest.mark.usefixtures("possible")
 def test_a_plan_knows_table_1s_networks_and_images() -> None:
     """Three arms at three rates and a tuned one, of three seeds: only BELAY at EMA's rate has no images."""
-    line = run.plan("mnist", Settings())[1]
+    line = run.plan("mnist", Settings(), POSSIBLE)[1]
     assert f"{3 * 22 + 3 * 10} networks" in line
     assert line.endswith(f"; besides, images of {3 * (10 - 1)} of them and their FID")
-    assert "images of" not in run.plan("mnist", Settings(quick=True))[1]
+    assert "images of" not in run.plan("mnist", Settings(quick=True), POSSIBLE)[1]
 
 
 def test_a_bar_that_has_more_steps_than_planned_stays_full() -> None:
     ticks: list[int] = []
-    share = run._Share(ticks.append, 10)
+    progress = run.StepProgress(ticks.append, 10)
     for _ in range(3):
-        share(6)
+        progress(6)
     assert sum(ticks) == run.UNITS

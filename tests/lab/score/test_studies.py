@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from torchbelay.lab.score import studies
+from torchbelay.lab.score.analysis import ARMS
 from torchbelay.lab.score.studies import Group
 from torchbelay.physics.spring import Spring
 
@@ -40,7 +41,7 @@ def test_table_1_has_the_best_rate_and_the_papers() -> None:
     ]
     assert group.objective.features == 64  # type: ignore[attr-defined]
     made = [(group.lanes[i].arm.name, group.lanes[i].lr) for i in group.fids]
-    everywhere = [(arm, lr) for lr in (3e-4, 5e-2) for arm in studies.THREE]
+    everywhere = [(arm, lr) for lr in (3e-4, 5e-2) for arm in ARMS]
     assert made == [*everywhere[:3], ("EMA", 1e-3), ("matched EMA", 1e-3), *everywhere[3:]]
     assert group.samples == 10_000
     assert len(groups) == 3
@@ -101,5 +102,5 @@ def test_what_differs_from_the_paper_is_said_in_numbers() -> None:
 
 
 def test_an_ema_is_stretched_by_its_rate() -> None:
-    assert studies.stretched(Spring.ema(decay=0.9), 0.5).decay == pytest.approx(0.8)
-    assert studies.stretched(Spring.ema(decay=0.9), 0.5).m1 == math.inf
+    assert studies.stretch(Spring.ema(decay=0.9), 0.5).decay == pytest.approx(0.8)
+    assert studies.stretch(Spring.ema(decay=0.9), 0.5).m1 == math.inf

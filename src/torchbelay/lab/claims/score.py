@@ -9,18 +9,17 @@ from dataclasses import dataclass
 
 from torchbelay.lab.arms import BELAY, EMA, MATCHED
 from torchbelay.lab.part import Record
+from torchbelay.lab.report.words import listed
 from torchbelay.lab.score.analysis import (
     FAILED,
     FID_MARGIN,
     PAPER_LR,
-    Comparison,
-    Study,
-    compare,
-    confounded,
+    StudyResults,
     fid_at_best,
     fids,
+    rate_difference,
 )
-from torchbelay.lab.score.figures import listed
+from torchbelay.lab.score.comparison import Comparison, compare
 from torchbelay.lab.statistics import CONFIDENCE, MARGIN
 
 from .verdict import Answer, Claim, Finding, Records, of_parts
@@ -43,7 +42,7 @@ class Compared:
     @property
     def said(self) -> str:
         """How it came out."""
-        return self.found.said(BELAY, self.rival)
+        return self.found.describe(BELAY, self.rival)
 
 
 # C9 -------------------------------------------------------------------------------------------------------------------
@@ -51,7 +50,7 @@ class Compared:
 
 def on_mnist(records: Sequence[Record]) -> list[Compared]:
     """BELAY's test loss, and its FID, over that of its rivals: at the paper's rate, and each at its own best."""
-    short, long = Study(records, SHORT), Study(records, LONG)
+    short, long = StudyResults(records, SHORT), StudyResults(records, LONG)
     fid = {arm: fids(records, long, arm, PAPER_LR) for arm in (BELAY, EMA)}
     best = {arm: fid_at_best(records, long, arm) for arm in (BELAY, EMA)}
     return [
@@ -68,13 +67,13 @@ def beats_ema(records: Records) -> Finding:
     """C9."""
     compared = on_mnist(records["mnist"])
     lower = [each.found.lower for each in compared]
-    said = numbers(compared) + bar(Study(records["mnist"], SHORT))
+    said = numbers(compared) + bar(StudyResults(records["mnist"], SHORT))
     if not any(each.found.judged for each in compared):
         return Finding(Answer.OPEN, f"Too few seeds to judge by: {most_seeds(compared)}.", said)
     drawn = [each.found for each in compared if each.what == FID]
     clauses = [_in_both_ways(compared, LOSS), "FID has not been run"]
     if any(each.seeds for each in drawn):
-        why = confounded(records["mnist"], Study(records["mnist"], LONG), (BELAY, EMA))
+        why = rate_difference(records["mnist"], StudyResults(records["mnist"], LONG), (BELAY, EMA))
         clauses[1:] = [f"in the long runs {_in_both_ways(compared, FID)}", *([why] if why else [])]
     if not any(lower) and any(each.reading == "open" for each in drawn):
         clauses.append("by FID it might yet hold in part")
@@ -87,9 +86,9 @@ def _in_both_ways(compared: Sequence[Compared], what: str) -> str:
     return "; ".join(f"{where} {told(there)}" for where, there in ways.items())
 
 
-def bar(study: Study) -> tuple[tuple[str, str], ...]:
+def bar(study: StudyResults) -> tuple[tuple[str, str], ...]:
     """Where the bar of a lost run lies: between which losses."""
-    kept, gone = study.gap()
+    kept, gone = study.loss_gap()
     if kept is None or gone is None:
         return ()
     return ((f"above {FAILED:g} a run is lost: the largest loss below, the least above", f"{kept:.3g}, {gone:.3g}"),)
@@ -100,7 +99,7 @@ def bar(study: Study) -> tuple[tuple[str, str], ...]:
 
 def on_cifar10(records: Sequence[Record]) -> list[Compared]:
     """BELAY's test loss, and its FID, over that of its rivals, each at its own best rate."""
-    study = Study(records, CIFAR10)
+    study = StudyResults(records, CIFAR10)
     fid = {arm: fid_at_best(records, study, arm) for arm in (BELAY, EMA)}
     return [
         Compared(EMA, LOSS, "", compare(study.at_best(BELAY), study.at_best(EMA))),
@@ -155,7 +154,7 @@ def _clause(each: Compared, *, first: bool) -> str:
     """The ratio to a rival, and what was lost."""
     if not each.found.seeds:
         return f"{each.what} against {_name(each.rival)} has not been run"
-    lost = each.found.what_was_lost(BELAY, each.rival)
+    lost = each.found.describe_lost(BELAY, each.rival)
     if each.found.point is None:
         return lost
     size = each.found.size.replace("(one seed)", "(one seed, which decides nothing)")

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from torchbelay.lab.part import Record
-from torchbelay.lab.score.analysis import Comparison, Study
-from torchbelay.lab.score.figures import listed
-from torchbelay.lab.score.sign import against_none, lost_by_theta, name_of
+from torchbelay.lab.report.words import listed
+from torchbelay.lab.score.analysis import StudyResults
+from torchbelay.lab.score.comparison import Comparison
+from torchbelay.lab.score.sign import lost_by_theta, ratios_to_zero, theta_text
 from torchbelay.lab.statistics import MARGIN, working_range
 from torchbelay.lab.statistics import WORKS as BAR
 
@@ -63,7 +64,7 @@ def on_the_ring(records: Records, rival: str, *, shared: bool) -> tuple[int, int
 
 def on_mnist(records: Records, rival: str, *, shared: bool) -> tuple[int, int, int]:
     """The same for the score models of MNIST; of no seed, where they were not run."""
-    study = Study(records.get("mnist", ()), "rates")
+    study = StudyResults(records.get("mnist", ()), "rates")
     return _wider(study.by_seed("BELAY"), study.by_seed(rival), shared=shared)
 
 
@@ -151,17 +152,17 @@ def _counted(counts: Mapping[str, tuple[int, int, int]]) -> str:
 
 def sign_of_the_spring(records: Records) -> list[tuple[str, str]]:
     """The loss of every θ over that of θ = 0, on score models of MNIST, at each learning rate, and of CIFAR-10."""
-    study = Study(records.get("sign", ()), "sign")
+    study = StudyResults(records.get("sign", ()), "sign")
     found = [
         (
-            f"MNIST at {lr:g}: test loss at θ = {name_of(theta)} ÷ that at θ = 0",
-            each.said(f"θ = {name_of(theta)}", "θ = 0"),
+            f"MNIST at {lr:g}: test loss at θ = {theta_text(theta)} ÷ that at θ = 0",
+            each.describe(f"θ = {theta_text(theta)}", "θ = 0"),
         )
         for lr in study.lrs
-        for theta, each in against_none(study, lr).items()
+        for theta, each in ratios_to_zero(study, lr).items()
     ]
     return found + [
-        (f"CIFAR-10 at {lr:g}: test loss at {arm} ÷ EMA's", each.said(arm, "EMA"))
+        (f"CIFAR-10 at {lr:g}: test loss at {arm} ÷ EMA's", each.describe(arm, "EMA"))
         for arm, lr, each in _on_cifar10(records)
     ]
 
@@ -174,7 +175,7 @@ def other_sign(records: Records) -> str:
 
 def _on_mnist(records: Records) -> list[str]:
     """At the rate at which the most runs are lost, how many of either sign; else, who is the lower one at how many."""
-    study = Study(records.get("sign", ()), "sign")
+    study = StudyResults(records.get("sign", ()), "sign")
     signs: dict[float, list[tuple[int, int]]] = {
         lr: [_sum(lost_by_theta(study, lr), sign) for sign in (-1, 0, 1)] for lr in study.lrs
     }
@@ -184,7 +185,7 @@ def _on_mnist(records: Records) -> list[str]:
     if any(count for count, _ in signs[lr]):
         below, none, above = (f"{count or 'none'} of {runs}" for count, runs in signs[lr])
         return [f"loses {below} runs on MNIST at {lr:g}, where EMA (θ = 0) loses {none} and θ > 0 {above}"]
-    pairs = [each for lr in study.lrs for theta, each in against_none(study, lr).items() if theta < 0]
+    pairs = [each for lr in study.lrs for theta, each in ratios_to_zero(study, lr).items() if theta < 0]
     better, worse = sum(each.below for each in pairs), sum(each.above for each in pairs)
     return [f"has a lower loss than θ = 0 in {better} of {len(pairs)} cases on MNIST and a higher one in {worse}"]
 
@@ -197,7 +198,7 @@ def _sum(counts: Mapping[float, tuple[int, int]], sign: int) -> tuple[int, int]:
 
 def _on_cifar10(records: Records) -> list[tuple[str, float, Comparison]]:
     """Every θ < 0 that was tried there, against EMA, at each learning rate."""
-    study = Study(records.get("cifar10", ()), "cifar10")
+    study = StudyResults(records.get("cifar10", ()), "cifar10")
     arms = {str(run["arm"]): float(run["theta"]) for run in study.runs}
     found = [
         (arm, lr, study.compare(arm, "EMA", lr)) for arm, theta in arms.items() if theta < 0 for lr in study.rates(arm)
@@ -207,7 +208,7 @@ def _on_cifar10(records: Records) -> list[tuple[str, float, Comparison]]:
 
 def _higher_or_lower(arm: str, found: Comparison) -> str:
     if found.point is None:
-        return f"on CIFAR-10 {arm} has no ratio to EMA ({found.said(arm, 'EMA')})"
+        return f"on CIFAR-10 {arm} has no ratio to EMA ({found.describe(arm, 'EMA')})"
     number, interval = found.size.split(" ", 1)
     return f"on CIFAR-10 {arm.replace('θ ', 'θ = ')} has {number} times EMA's loss {interval}"
 

@@ -1,33 +1,48 @@
-"""What is finished is kept in the cache, under a name that says all that it depends on: code, settings and machine."""
+"""A cache of finished records. The name of a cache file depends on code, settings and machine."""
 
 import hashlib
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from torchbelay.lab import records as on_disk
 from torchbelay.lab.part import LabError, Record, Settings
 
-from .data import cache_folder
+from .download import cache_folder
 
 
 @cache
-def source() -> str:
-    """A digest of this package's own code: what another version found is not what this one would find."""
-    ours = sorted(
-        (each for each in files(__package__).iterdir() if each.name.endswith(".py")), key=lambda each: each.name
-    )
-    return hashlib.sha256(b"\0".join(each.read_bytes() for each in ours)).hexdigest()
+def code_digest() -> str:
+    """Return the digest of this package's own code: records of another version are not reused."""
+    return digest_sources(files(__package__))
 
 
-class Kept:
-    """A place for some records; `depends` is what they depend on besides the code."""
+def digest_sources(folder: Traversable) -> str:
+    """Return the SHA-256 of the names and contents of all Python files in a folder and below it."""
+    sha = hashlib.sha256()
+    for name, content in sorted(_sources(folder)):
+        sha.update(name.encode() + b"\0" + content + b"\0")
+    return sha.hexdigest()
 
-    def __init__(self, name: str, *depends: object) -> None:
-        told = repr((source(), depends))
-        self.path = cache_folder() / "studies" / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.jsonl"
+
+def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith(".py"):
+            yield f"{prefix}{entry.name}", entry.read_bytes()
+
+
+class CachedRecords:
+    """A cache file for some records; `key` is everything that they depend on besides the code."""
+
+    def __init__(self, name: str, *key: object) -> None:
+        text = repr((code_digest(), key))
+        self.path = cache_folder() / "studies" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
     def read(self) -> tuple[float, list[Record]] | None:
-        """How long they took, and the records; None if there are none, or if they are damaged."""
+        """Return the seconds that the records took, and the records; None if the file is missing or damaged."""
         if not self.path.exists():
             return None
         try:
@@ -37,5 +52,5 @@ class Kept:
         return float(head["wall_s"]), found
 
     def write(self, records: list[Record], wall_s: float = 0.0) -> None:
-        """Keep them."""
+        """Write the records and the seconds that they took."""
         on_disk.write(self.path, on_disk.header(self.path.stem, Settings(), wall_s), records)

@@ -1,7 +1,7 @@
 """The appendix's table on CIFAR-10: a small EDM score model, trained for minutes instead of days.
 
-BELAY's masses are scaled to the length of the run, as the paper's own rule for k has it. Beside EMA and BELAY stands
-the EMA that is matched to BELAY, and what looked promising elsewhere.
+BELAY's masses are scaled to the length of the run by the paper's rule for k. The controls are EMA, the matched EMA and
+θ = −0.5, which did well on MNIST.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,28 @@ from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 from torchbelay.lab.statistics import MARGIN
 
-from . import run as studied
-from .analysis import FID_MARGIN, Comparison, Study, compare, fids, middle
-from .figures import LEFT_OUT, PAIRED, about, colour, differs, lost, over_training, pair, ratio_axis, settings, times
-from .tables import fid_checks, printed, result, results, samples, sampling, speed
+from . import run as study_run
+from .analysis import ARMS, FID_MARGIN, StudyResults, fids, median_loss
+from .captions import (
+    LEFT_OUT,
+    PAIRED,
+    describe_lost_runs,
+    describe_networks,
+    difference_notes,
+    settings_note,
+    time_note,
+)
+from .comparison import Comparison, compare
+from .figures import arm_colour, draw_ratio, draw_training, set_ratio_axis
+from .tables import (
+    describe_sampling,
+    fid_check_notes,
+    paper_row,
+    results_row,
+    results_table,
+    samples_plate,
+    speed_plate,
+)
 
 NAME = "cifar10"
 TITLE = "CIFAR-10: BELAY and EMA on EDM"
@@ -25,74 +43,83 @@ PAPER_WEIGHTS = 55.7e6  # of EDM's network for CIFAR-10
 
 
 def plan(settings: Settings) -> tuple[int, str]:
-    """How much work there is, and what it is."""
-    return studied.plan(NAME, settings)
+    """Return the units of work, and one line that says what would be run."""
+    return study_run.plan(NAME, settings)
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
-    """Train and measure, or, where that cannot be done, the records that come with the package."""
-    return studied.run(NAME, settings, tick)
+    """Train and measure; if that is impossible here, return the records that come with the package."""
+    return study_run.run(NAME, settings, tick)
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:
-    """What there are records of."""
-    study = Study(records, NAME)
+    """Return the plates; a study without records has none."""
+    study = StudyResults(records, NAME)
     with style.house():
         found = [_curves(records, study), _pairs(records, study), _table(records, study)] if study else []
-        found += [samples(records, NAME, "Samples"), speed(records, NAME)]
+        found += [samples_plate(records, NAME, "Samples"), speed_plate(records, NAME)]
         return [plate for plate in found if plate is not None]
 
 
 # Loss over images -----------------------------------------------------------------------------------------------------
 
 
-def _curves(records: Sequence[Record], study: Study) -> Plate:
+def _curves(records: Sequence[Record], study: StudyResults) -> Plate:
     fig = style.figure(9.0, 0.6 + 3.4 * len(study.lrs))
     axes: Any = fig.subplots(len(study.lrs), 2, squeeze=False, sharex=True)
     for (ax, beside), lr in zip(axes, study.lrs, strict=True):
-        over_training(ax, study, lr, x_for_a_step=study.runs[0]["batch"] / 1e3)
+        draw_training(ax, study, lr, x_per_step=study.runs[0]["batch"] / 1e3)
         for arm in study.arms:
-            if arm != EMA and study.at(EMA, lr):
-                _beside(beside, study, arm, lr)
+            if arm != EMA and study.runs_at(EMA, lr):
+                _draw_ratio_to_ema(beside, study, arm, lr)
         ax.set(ylabel="test loss", title=f"learning rate {lr:g}")
         ax.legend(fontsize=8)
         beside.axhspan(1 / MARGIN, MARGIN, color="#e9e9e9", zorder=0)
-        beside.axhline(1, color=colour(EMA), linewidth=1.6)
+        beside.axhline(1, color=arm_colour(EMA), linewidth=1.6)
         beside.set(title="the average, over EMA's at the same time", ylabel="ratio of test losses")
     for ax in axes[-1]:
         ax.set(xlabel="training images, thousands", xlim=(0, None))
+    found = study.compare(BELAY, EMA, study.lrs[-1])
+    end = f" At the end BELAY ÷ EMA is {found.describe(BELAY, EMA)}." if found.seeds else ""
     caption = (
-        "Left: the test loss as training goes on: the median over the seeds of the average w2 (bold, over the hairs of "
-        "the seeds) and of the weights w1 (dotted). Right: the average's loss over that of EMA at the same time, seed "
-        f"by seed: median, and band from the best to the worst; grey: within {MARGIN - 1:.0%}. {lost(study)}"
+        "Test loss during training (left; the average w2 bold, the weights w1 dotted), and the average's loss "
+        f"over EMA's at the same time (right).{end}"
     )
-    notes = (about(study), *settings(records, NAME))
+    notes = (
+        "Left: medians over the seeds; thin lines are the seeds. Right: ratios seed by seed; the line is their median, "
+        f"the band goes from the best to the worst seed. Grey: within {MARGIN - 1:.0%}.",
+        describe_lost_runs(study),
+        describe_networks(study),
+        *settings_note(records, NAME),
+    )
     return Plate("cifar10-curves", "Loss over training", caption, fig, notes)
 
 
-def _beside(ax: Any, study: Study, arm: str, lr: float) -> None:
-    """The ratio to EMA as training goes on, over the seeds that both have."""
-    ones, others = study.at(arm, lr), study.at(EMA, lr)
+def _draw_ratio_to_ema(ax: Any, study: StudyResults, arm: str, lr: float) -> None:
+    """Draw the ratio to EMA during training, over the seeds that both have."""
+    ones, others = study.runs_at(arm, lr), study.runs_at(EMA, lr)
     found: dict[float, list[float]] = {}
     for seed in {*ones} & {*others}:
-        for one, other in zip(ones[seed]["curve"], others[seed]["curve"], strict=False):  # the shorter one decides
+        for one, other in zip(
+            ones[seed]["curve"], others[seed]["curve"], strict=False
+        ):  # up to the end of the shorter curve
             if one["w2"]["test"] is not None and other["w2"]["test"] is not None:
                 images = one["step"] * ones[seed]["batch"] / 1e3
                 found.setdefault(images, []).append(one["w2"]["test"] / other["w2"]["test"])
     x = sorted(found)
     ax.fill_between(
-        x, [min(found[i]) for i in x], [max(found[i]) for i in x], color=colour(arm), alpha=0.13, linewidth=0
+        x, [min(found[i]) for i in x], [max(found[i]) for i in x], color=arm_colour(arm), alpha=0.13, linewidth=0
     )
-    ax.plot(x, [middle(found[i]) for i in x], color=colour(arm), linewidth=1.9)
+    ax.plot(x, [median_loss(found[i]) for i in x], color=arm_colour(arm), linewidth=1.9)
 
 
 # Paired differences ---------------------------------------------------------------------------------------------------
 
 
-def _pairs(records: Sequence[Record], study: Study) -> Plate | None:
+def _pairs(records: Sequence[Record], study: StudyResults) -> Plate | None:
     keys = [(BELAY, EMA), (BELAY, MATCHED), (MATCHED, EMA)]
-    keys += [(arm, EMA) for arm in study.arms if arm not in (EMA, MATCHED, BELAY)]
-    rows = [(key, lr) for lr in study.lrs for key in keys if all(study.at(arm, lr) for arm in key)]
+    keys += [(arm, EMA) for arm in study.arms if arm not in ARMS]
+    rows = [(key, lr) for lr in study.lrs for key in keys if all(study.runs_at(arm, lr) for arm in key)]
     if not rows:
         return None
     losses = {(key, lr): study.compare(*key, lr) for key, lr in rows}
@@ -108,22 +135,29 @@ def _pairs(records: Sequence[Record], study: Study) -> Plate | None:
     ]
     for ax, found, title in zip(axes[0], (losses, drawn), ("test loss of w2", "FID of w2"), strict=True):
         margin = MARGIN if found is losses else FID_MARGIN
-        ratio_axis(ax, list(found.values()), margin)
+        set_ratio_axis(ax, list(found.values()), margin)
         for x, (key, lr) in enumerate(rows):
             if found is losses:
-                pair(ax, x, key, study.kept(key[0], lr), study.kept(key[1], lr))
+                draw_ratio(ax, x, key, study.valid_losses(key[0], lr), study.valid_losses(key[1], lr))
             else:
-                pair(ax, x, key, fids(records, study, key[0], lr), fids(records, study, key[1], lr))
+                draw_ratio(ax, x, key, fids(records, study, key[0], lr), fids(records, study, key[1], lr))
         ax.set_xticks(range(len(rows)), names, fontsize=8)
         ax.set(title=title, xlim=(-0.6, len(rows) - 0.4))
         if not any(each.seeds for each in found.values()):
             ax.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color="#555555")
     axes[0, 0].set_ylabel("ratio")
-    ratios = f"Test loss: {_told(losses)}." + (f" Ratios of FID: {said}." if (said := _told(drawn)) else "")
-    caption = f"{ratios} {sampling(records, NAME)}"
+    main = ((BELAY, EMA), rows[0][1])
+    loss, images = ((found[main].describe(*main[0]) if main in found else "not run") for found in (losses, drawn))
+    caption = (
+        "Ratios of test loss (left) and of FID (right) between arms: below 1 the arm named first is better. "
+        f"BELAY ÷ EMA: {loss} in test loss, {images} in FID."
+    )
     notes = (
-        *_other_sign(losses, drawn),
-        f"{PAIRED} (of FID {FID_MARGIN - 1:.0%}); a hollow mark is one seed.",
+        f"Ratios of test loss: {_ratio_texts(losses)}.",
+        *([f"Ratios of FID: {texts}."] if (texts := _ratio_texts(drawn)) else []),
+        describe_sampling(records, NAME),
+        *_sign_notes(losses, drawn),
+        f"{PAIRED} (for FID {FID_MARGIN - 1:.0%}). A hollow mark is one seed.",
         *([LEFT_OUT] if any(found.unpaired for found in losses.values()) else ()),
     )
     return Plate("cifar10-pairs", "BELAY against its controls, seed by seed", caption, fig, notes)
@@ -132,14 +166,14 @@ def _pairs(records: Sequence[Record], study: Study) -> Plate | None:
 Pairs = dict[tuple[tuple[str, str], float], Comparison]
 
 
-def _told(pairs: Pairs) -> str:
-    """The ratios of what was run."""
+def _ratio_texts(pairs: Pairs) -> str:
+    """Return the ratios of all pairs that were run, as a list."""
     known = [(one, other, found) for ((one, other), _), found in pairs.items() if found.seeds]
-    return "; ".join(f"{one} ÷ {other} {found.said(one, other)}" for one, other, found in known)
+    return "; ".join(f"{one} ÷ {other} {found.describe(one, other)}" for one, other, found in known)
 
 
-def _other_sign(losses: Pairs, drawn: Pairs) -> tuple[str, ...]:
-    """What became of each θ that was tried, as notes."""
+def _sign_notes(losses: Pairs, drawn: Pairs) -> tuple[str, ...]:
+    """Return a note per θ: its test loss and FID over EMA's."""
     return tuple(
         f"The sign of the spring: at {lr:g} {one} has {found.size} times EMA's test loss"
         + (f" and {fid} times its FID." if (fid := drawn[(one, other), lr].size) else "; its FID has not been run.")
@@ -151,15 +185,20 @@ def _other_sign(losses: Pairs, drawn: Pairs) -> tuple[str, ...]:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-def _table(records: Sequence[Record], study: Study) -> Plate:
-    rows = [printed(arm, *PAPER[arm]) for arm in (BELAY, EMA)]
-    rows += [result(records, study, arm, lr) for arm in study.arms for lr in study.rates(arm)]
+def _table(records: Sequence[Record], study: StudyResults) -> Plate:
+    rows = [paper_row(arm, *PAPER[arm]) for arm in (BELAY, EMA)]
+    rows += [results_row(records, study, arm, lr) for arm in study.arms for lr in study.rates(arm)]
     larger = PAPER_WEIGHTS / max(run["parameters"] for run in study.runs)
     caption = (
-        "Mean ± standard deviation over the seeds that are not lost. w2 is the average, w1 are the weights. "
-        f"{sampling(records, NAME)} The paper's are of a network {larger:.2g} times as large, trained for days: only "
-        "the differences between arms can be compared with its own."
+        "Losses and FID beside the paper's: mean ± standard deviation over the seeds that are not lost. The paper's "
+        f"network is {larger:.2g} times as large and was trained for days: compare only the differences between arms."
     )
-    notes = (about(study), *differs(records, NAME), *times(study), *fid_checks(records))
+    notes = (
+        f"w2 is the average, w1 are the weights; ÷ EMA's: the ratio, seed by seed. {describe_sampling(records, NAME)}",
+        describe_networks(study),
+        *difference_notes(records, NAME),
+        *time_note(study),
+        *fid_check_notes(records),
+    )
     title = "The appendix's table: losses and FID beside the paper's"
-    return Plate("cifar10-table", title, caption, results(rows), notes)
+    return Plate("cifar10-table", title, caption, results_table(rows), notes)

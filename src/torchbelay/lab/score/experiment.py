@@ -1,4 +1,4 @@
-"""A group of networks is trained side by side and becomes records: losses on the way, images at the end, their FID."""
+"""Train a group of networks side by side and record losses during training, images at the end, and their FID."""
 
 import base64
 import io
@@ -12,113 +12,122 @@ from torch import Tensor, nn
 
 from torchbelay.lab.arms import Lane
 from torchbelay.lab.part import Record, Tick
+from torchbelay.lab.records import rounded
 from torchbelay.lab.versions import versions
 
-from . import fid as frechet
+from . import fid
 from .data import Images
 from .models.objective import Objective
 from .studies import Group
 from .training.batches import Batches, as_bytes
-from .training.learner import Together, Trainee, precision
-from .training.speed import How
-from .training.speed import group as side_by_side
-from .training.validation import Yardstick, number
+from .training.learner import Learner, LearnerGroup, precision
+from .training.speed import StepMode, build_learners
+from .training.validation import Validation
 
 SAMPLE_SEED = 0
-GRID = 8  # pictures along each side of the grid that is kept
-AT_ONCE = 2500  # images that are made together
-TRIPLES = 1024  # of image, noise level and noise, on which losses are taken
+EXACT = 17  # digits: a float is written without rounding
+GRID = 8  # images along each side of the grid in a record
+SAMPLE_BATCH = 2500  # images that are made at once
+TRIPLES = 1024  # of image, noise level and noise, on which losses are measured
 
 
 @dataclass(frozen=True)
-class Judge:
-    """What FID needs: the network, and the statistics of the training images."""
+class FidReference:
+    """What a FID is measured with: the network, and the statistics of the training images."""
 
-    inception: frechet.Extractor
-    reference: frechet.Statistics
-    said: str  # what the reference is
+    inception: fid.Extractor
+    statistics: fid.Statistics
+    description: str  # of the images that the statistics are of
 
 
-def experiment(
-    group: Group, images: Images, device: torch.device, how: How, tick: Tick, judge: Judge | None = None
+def run_group(
+    group: Group,
+    images: Images,
+    device: torch.device,
+    mode: StepMode,
+    tick: Tick,
+    reference: FidReference | None = None,
+    triples: int = TRIPLES,
 ) -> Iterator[Record]:
-    """Train a group and yield its records: first the protocol, then the runs, then what needs images."""
-    together = side_by_side(group.objective, group.lanes, group.seed, device, how)
-    yield protocol(group)
-    yield from _train(group, together, images, how, tick)
+    """Train a group and yield its records: the protocol, then the runs, then grids of images and their FID.
+
+    Without a `reference` there is no FID.
+    """
+    learners = build_learners(group.objective, group.lanes, group.seed, device, mode)
+    yield protocol_record(group, triples)
+    yield from _train(group, learners, images, mode, tick, triples)
     if group.fids:
-        studio = Studio(group.objective, device, how)
+        sampler = ImageSampler(group.objective, device, mode)
         for index in group.fids:
-            yield from _pictures(group, together.trainees[index], studio, judge)
+            yield from _image_records(group, learners.members[index], sampler, reference)
 
 
-def _train(group: Group, together: Together, images: Images, how: How, tick: Tick) -> Iterator[Record]:
-    objective, device, begin = group.objective, together.trainees[0].device, time.perf_counter()
-    yardstick = Yardstick.make(images, objective, device, count=TRIPLES)
+def _train(
+    group: Group, learners: LearnerGroup, images: Images, mode: StepMode, tick: Tick, triples: int
+) -> Iterator[Record]:
+    """Take all steps, then yield a record per learner."""
+    objective, device, begin = group.objective, learners.members[0].device, time.perf_counter()
+    validation = Validation.make(images, objective, device, count=triples)
     batches = Batches(images.train.to(device), objective, group.batch, seed=1000 + group.seed)
-    curves: list[list[Record]] = [[] for _ in together.trainees]
+    curves: list[list[Record]] = [[] for _ in learners.members]
     last = 0
     for step in range(1, group.steps + 1):
         if group.ramp:
-            for trainee in together.trainees:
-                trainee.set_lr_scale(min(1.0, step / (group.ramp * group.steps)))
-        together.step(*batches.next())
+            for learner in learners.members:
+                learner.set_lr_scale(min(1.0, step / (group.ramp * group.steps)))
+        learners.step(*batches.next())
         if step * group.points // group.steps > last * group.points // group.steps:
-            together.wait()
-            for curve, trainee in zip(curves, together.trainees, strict=True):
-                mean = trainee.total_loss() / (step - last) if trainee in together.running else math.nan
-                curve.append({"step": step, "batch_loss": number(mean), **yardstick.of(objective.loss, trainee)})
-            together.leave_the_lost()
+            learners.wait()
+            for curve, learner in zip(curves, learners.members, strict=True):
+                mean = learner.total_loss() / (step - last) if learner in learners.running else math.nan
+                curve.append({"step": step, "batch_loss": rounded(mean), **validation.losses(objective.loss, learner)})
+            learners.drop_lost()
             last = step
-        tick(len(together.trainees))
-    each_s = (time.perf_counter() - begin) / sum(trainee.taken for trainee in together.trainees)
-    for trainee, curve in zip(together.trainees, curves, strict=True):
-        yield _record(group, trainee, curve, each_s * trainee.taken, how)
+        tick(len(learners.members))
+    each_s = (time.perf_counter() - begin) / sum(learner.taken for learner in learners.members)
+    for learner, curve in zip(learners.members, curves, strict=True):
+        yield _run_record(group, learner, curve, each_s * learner.taken, mode)
 
 
-def identity(group: Group, lane: Lane) -> Record:
-    """What tells a run from the others of its part."""
+def run_key(group: Group, lane: Lane) -> Record:
+    """Return the fields that identify a run among those of its part."""
     return {"study": group.study, "arm": lane.arm.name, "lr": lane.lr, "seed": group.seed}
 
 
-def _record(group: Group, trainee: Trainee, curve: list[Record], wall_s: float, how: How) -> Record:
-    lane = trainee.lane
+def _run_record(group: Group, learner: Learner, curve: list[Record], wall_s: float, mode: StepMode) -> Record:
+    lane = learner.lane
     final = {weights: curve[-1][weights] for weights in ("w1", "w2")}
-    coupling = trainee.lane.arm.method.coupling(1, lane.actual_lr)  # type: ignore[union-attr]
+    coupling = learner.lane.arm.method.coupling(1, lane.actual_lr)  # type: ignore[union-attr]
     return {
         "kind": "run",
-        **identity(group, lane),
+        **run_key(group, lane),
         "dataset": group.dataset,
         "model": group.objective.MODEL,
-        "parameters": sum(p.numel() for p in trainee.network.parameters()),
+        "parameters": sum(p.numel() for p in learner.network.parameters()),
         "method": repr(lane.arm.method),
-        "theta": number(coupling.theta),
-        "rate": number(coupling.rate),
-        **{name: _finite(getattr(lane.arm.method, name, None)) for name in ("k", "m1", "m2")},
-        "optimizer_lr": number(lane.actual_lr),
-        "effective_lr": number(lane.effective_lr),
+        "theta": rounded(coupling.theta),
+        "rate": rounded(coupling.rate),
+        **{name: rounded(getattr(lane.arm.method, name, math.nan), EXACT) for name in ("k", "m1", "m2")},
+        "optimizer_lr": rounded(lane.actual_lr),
+        "effective_lr": rounded(lane.effective_lr),
         "steps": group.steps,
-        "steps_taken": trainee.taken,  # fewer, if the run was lost
+        "steps_taken": learner.taken,  # fewer, if the run was lost
         "batch": group.batch,
-        "images": trainee.taken * group.batch,
+        "images": learner.taken * group.batch,
         "reduction": group.objective.reduction,
         "curve": curve,
         "final": final,
         "finite": all(value is not None for losses in final.values() for value in losses.values()),
         "side_by_side": len(group.lanes),
-        "how": how,
-        "precision": "bfloat16" if trainee.device.type == "cuda" else "float32",
-        **versions(trainee.device),
+        "how": mode,
+        "precision": "bfloat16" if learner.device.type == "cuda" else "float32",
+        **versions(learner.device),
         "wall_s": round(wall_s, 2),
     }
 
 
-def _finite(x: float | None) -> float | None:
-    return x if x is not None and math.isfinite(x) else None
-
-
-def protocol(group: Group) -> Record:
-    """The setting that a group's runs have in common, and how it differs from the paper's."""
+def protocol_record(group: Group, triples: int = TRIPLES) -> Record:
+    """Return the setting that a group's runs share, and how it differs from the paper's."""
     return {
         "kind": "protocol",
         "study": group.study,
@@ -126,64 +135,66 @@ def protocol(group: Group) -> Record:
         "steps": group.steps,
         "batch": group.batch,
         "ramp": group.ramp,
-        "triples": TRIPLES,
+        "triples": triples,
         **group.objective.describe(),
         "differs": list(group.differs),
     }
 
 
-class Studio:
-    """A network to make images with, for any weights: it is compiled once."""
+class ImageSampler:
+    """Makes images with any weights of a model; its network is compiled once."""
 
-    def __init__(self, objective: Objective, device: torch.device, how: How) -> None:
+    def __init__(self, objective: Objective, device: torch.device, mode: StepMode) -> None:
         self.objective, self.device = objective, device
         network = objective.network().to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network: nn.Module = network.eval()
-        compiles = how == "compiled and captured"
-        self._ask: nn.Module = torch.compile(self.network, dynamic=False) if compiles else self.network  # type: ignore[assignment]
+        compiles = mode == "compiled and captured"
+        self._evaluate: nn.Module = torch.compile(self.network, dynamic=False) if compiles else self.network  # type: ignore[assignment]
 
     @torch.no_grad()
     def make(self, n: int, *, seed: int = SAMPLE_SEED, tick: Tick = lambda n: None) -> Tensor:
-        """n images as bytes, on the device; a seed's are the same as long as AT_ONCE is."""
+        """Make n images, as bytes on the device; for a given SAMPLE_BATCH, a seed always gives the same images."""
         generator = torch.Generator(self.device).manual_seed(seed)
         parts = []
-        for begin in range(0, n, AT_ONCE):
+        for begin in range(0, n, SAMPLE_BATCH):
             with precision(self.device):
-                made = self.objective.sample(self._ask, min(AT_ONCE, n - begin), generator, tick)
+                made = self.objective.sample(self._evaluate, min(SAMPLE_BATCH, n - begin), generator, tick)
             parts.append(as_bytes(made))
         return torch.cat(parts) if parts else torch.empty(0, *self.objective.shape, dtype=torch.uint8)
 
 
-def _pictures(group: Group, trainee: Trainee, studio: Studio, judge: Judge | None) -> Iterator[Record]:
-    """The images of an average, as a grid and as a distance."""
-    about = identity(group, trainee.lane) | {"weights": "w2", "sample_seed": SAMPLE_SEED}
+def _image_records(
+    group: Group, learner: Learner, sampler: ImageSampler, reference: FidReference | None
+) -> Iterator[Record]:
+    """Make images with an average and yield their FID and a grid of them."""
+    key = run_key(group, learner.lane) | {"weights": "w2", "sample_seed": SAMPLE_SEED}
     begin = time.perf_counter()
-    studio.network.load_state_dict(trainee.belay.average_state_dict())
-    lost = trainee.lost  # nothing can be made with it
-    made = studio.make(0 if lost else group.samples)
-    if judge is not None:
-        distance = math.nan if lost else frechet.fid(made, judge.reference, judge.inception)
+    sampler.network.load_state_dict(learner.belay.average_state_dict())
+    lost = learner.lost  # weights that are not finite make no images
+    made = sampler.make(0 if lost else group.samples)
+    if reference is not None:
+        distance = math.nan if lost else fid.distance(made, reference.statistics, reference.inception)
         yield {
             "kind": "fid",
-            **about,
-            "fid": number(distance),
+            **key,
+            "fid": rounded(distance),
             "samples": group.samples,
             "sampler": group.objective.sampler,
-            "reference": judge.said,
-            "network": judge.inception.identity,
+            "reference": reference.description,
+            "network": reference.inception.identity,
             "wall_s": round(time.perf_counter() - begin, 2),
         }
     if not lost:
-        yield {"kind": "grid", **about, "rows": GRID, "columns": GRID, "png": grid(made)}
+        yield {"kind": "grid", **key, "rows": GRID, "columns": GRID, "png": encode_grid(made)}
 
 
-def grid(images: Tensor) -> str:
-    """The first images, as a PNG in base64."""
-    return base64.b64encode(png(images[: GRID * GRID], GRID)).decode()
+def encode_grid(images: Tensor) -> str:
+    """Encode the first images as one PNG, in base64."""
+    return base64.b64encode(encode_png(images[: GRID * GRID], GRID)).decode()
 
 
-def png(images: Tensor, columns: int) -> bytes:
-    """Bytes (n, channels, height, width) as a picture of rows of pictures, a PNG."""
+def encode_png(images: Tensor, columns: int) -> bytes:
+    """Encode images, bytes of shape (n, channels, height, width), as one PNG with `columns` images per row."""
     from matplotlib.image import imsave
 
     n, channels, height, width = images.shape

@@ -1,6 +1,6 @@
-"""Fréchet Inception distance, with torch-fidelity's own network and preprocessing; the rest is float64 throughout.
+"""Fréchet Inception distance, with torch-fidelity's own network and preprocessing; all later arithmetic is float64.
 
-The distance (Heusel et al. 2017, Eq. 6) between Gaussians that have the means and covariances of two sets' features:
+The distance (Heusel et al. 2017, Eq. 6) between two Gaussians with the means and covariances of two sets of features:
 
     d² = |μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½
 """
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torchbelay.lab.part import LabError
 from torchbelay.lab.records import write_bytes
 
-from .data import DAMAGE, Images, digest, open_npz
+from .data import Images, digest
+from .formats import DAMAGE, open_npz
 
 LAYER = "2048"  # torch-fidelity's name for the features that FID is defined by: Inception's last average pooling
-CIFAR10_RECORDED = 10.32333  # what torch-fidelity 0.4.0's own tests expect of `cifar10_check`
+CIFAR10_RECORDED = 10.32333  # the value of `cifar10_check` in torch-fidelity 0.4.0's own tests
 _DOWNLOADED = "weights-inception-2015-12-05-6726825d.pth"
 
 
@@ -33,7 +34,7 @@ _DOWNLOADED = "weights-inception-2015-12-05-6726825d.pth"
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What FID knows of a set of images."""
+    """The mean and covariance of the features of a set of images."""
 
     mean: Tensor  # (d,), float64
     covariance: Tensor  # (d, d), float64
@@ -50,24 +51,24 @@ class Statistics:
 
     @cached_property
     def root(self) -> Tensor:
-        """R, (d, rank), with R·Rᵀ the covariance; kept, as one reference serves many sets."""
+        """R, (d, rank), with R·Rᵀ the covariance; computed once, because one reference serves many sets."""
         values, vectors = torch.linalg.eigh(self.covariance)
-        # Below this an eigenvalue is rounding error of the largest one, and its square root would be no small error.
+        # An eigenvalue below this is a rounding error of the largest one, and its square root would be a large error.
         noise = values[-1].clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
         kept = values > noise
         root: Tensor = vectors[:, kept] * values[kept].sqrt()
         return root
 
 
-def frechet(a: Statistics, b: Statistics) -> float:
-    """d² of Heusel et al. 2017, Eq. 6.
+def frechet_distance(a: Statistics, b: Statistics) -> float:
+    """Return d² of Heusel et al. 2017, Eq. 6.
 
-    tr (Σ₁Σ₂)^½ is the sum of the singular values of R₁ᵀR₂, where RᵢRᵢᵀ = Σᵢ: unlike eigenvalues of a product, these
-    need no square root, which would leave half of the digits.
+    tr (Σ₁Σ₂)^½ is the sum of the singular values of R₁ᵀR₂, with RᵢRᵢᵀ = Σᵢ. The eigenvalues of the product would need a
+    square root, which loses half of the digits.
 
     >>> one, two = (torch.eye(2, dtype=torch.float64) * scale for scale in (1, 4))
     >>> zero = torch.zeros(2, dtype=torch.float64)
-    >>> round(frechet(Statistics(zero, one, 9), Statistics(zero + 3, two, 9)), 12)  # 3² + 3² + 2 (1 − 2)²
+    >>> round(frechet_distance(Statistics(zero, one, 9), Statistics(zero + 3, two, 9)), 12)  # 3² + 3² + 2 (1 − 2)²
     20.0
     """
     if a.mean.shape != b.mean.shape:
@@ -78,7 +79,7 @@ def frechet(a: Statistics, b: Statistics) -> float:
 
 
 class Gatherer:
-    """Mean and covariance of features that come in batches, none of which is kept.
+    """Computes the mean and covariance of features that arrive in batches; no batch is stored.
 
     >>> gatherer = Gatherer()
     >>> gatherer.add(torch.tensor([[0.0], [1.0]]))
@@ -93,7 +94,7 @@ class Gatherer:
         self._scatter = torch.zeros(())  # Σ (x − mean)(x − mean)ᵀ
 
     def add(self, features: Tensor) -> None:
-        """Take in (n, d) features, by the update of Chan, Golub and LeVeque (1979): nothing large cancels."""
+        """Add (n, d) features by the update of Chan, Golub and LeVeque (1979), which subtracts no large numbers."""
         if not len(features):
             return
         features = features.double()
@@ -108,12 +109,12 @@ class Gatherer:
         self._count = total
 
     def statistics(self) -> Statistics:
-        """Of all that came; the covariance divides by n − 1, as torch-fidelity's does. On the CPU."""
+        """Return the statistics so far, on the CPU; the covariance divides by n − 1, as torch-fidelity's does."""
         return Statistics(self._mean.cpu(), (self._scatter / max(1, self._count - 1)).cpu(), self._count)
 
 
 def statistics(features: Tensor) -> Statistics:
-    """Of (n, d) features at once."""
+    """Return the statistics of (n, d) features."""
     gatherer = Gatherer()
     gatherer.add(features)
     return gatherer.statistics()
@@ -125,14 +126,14 @@ def statistics(features: Tensor) -> Statistics:
 class Extractor(Protocol):
     """A network that turns images into features."""
 
-    identity: str  # two networks that give different features have different ones
+    identity: str  # differs between networks whose features differ
 
     def features(self, images: Tensor) -> Tensor:
-        """(n, d) features of (n, channels, height, width) uint8 images."""
+        """Return the (n, d) features of (n, channels, height, width) uint8 images."""
 
 
 class Inception:
-    """Inception-v3 as torch-fidelity has it: uint8 in, TensorFlow 1's way of resizing to 299, the 2048 features out.
+    """torch-fidelity's Inception-v3: uint8 images in, resized to 299 as in TensorFlow 1, 2048 features out.
 
     `weights` is a .pth file; without one, torch-fidelity downloads its own.
     """
@@ -140,19 +141,19 @@ class Inception:
     def __init__(self, device: torch.device | str, weights: Path | None = None, *, batch: int = 256) -> None:
         network, version = _torch_fidelity(weights)
         self.batch = batch
-        self.identity = f"torch-fidelity {version}, layer {LAYER}, weights {_digest_of(network)}"
+        self.identity = f"torch-fidelity {version}, layer {LAYER}, weights {_weights_digest(network)}"
         self._device = torch.device(device)
         self._network = network.eval().to(self._device)
 
     def features(self, images: Tensor) -> Tensor:
-        """(n, 2048) float32 features, on the network's device."""
+        """Return (n, 2048) float32 features, on the network's device."""
         batches = torch.split(rgb(images), self.batch)
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False), _full_precision():
             return torch.cat([self._network(batch.to(self._device))[0] for batch in batches])
 
 
 def rgb(images: Tensor) -> Tensor:
-    """Images of three channels; a single one is taken three times.
+    """Return images with three channels; a single channel is repeated.
 
     >>> rgb(torch.zeros(5, 1, 28, 28, dtype=torch.uint8)).shape
     torch.Size([5, 3, 28, 28])
@@ -164,7 +165,7 @@ def rgb(images: Tensor) -> Tensor:
 
 
 def _torch_fidelity(weights: Path | None) -> tuple[nn.Module, str]:
-    """torch-fidelity's network, and its version."""
+    """Return torch-fidelity's network and version."""
     try:
         from torch_fidelity import __version__ as version
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
@@ -178,33 +179,35 @@ def _torch_fidelity(weights: Path | None) -> tuple[nn.Module, str]:
     except (OSError, RuntimeError) as error:
         what = f"cannot use {weights}" if weights is not None else f"cannot download {_DOWNLOADED}"
         why = " ".join(str(error).split())[:200]
-        raise LabError(f"{what} ({why}); fetch that file where it can be had, and give its path") from error
+        raise LabError(
+            f"{what} ({why}); download that file on another machine, and give its path with --inception"
+        ) from error
 
 
 def _check_weights(weights: Path) -> None:
-    """torch-fidelity would unpickle anything; nothing but tensors may be in the file."""
+    """Refuse a file with anything but tensors: torch-fidelity itself would unpickle any object."""
     cure = f"give torch-fidelity's {_DOWNLOADED}"
     if not weights.is_file():
         raise LabError(f"the weights {weights} do not exist; {cure}")
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a broken pickle makes of itself
+    except Exception as error:  # a damaged pickle can raise anything
         raise LabError(f"cannot read the weights {weights} ({type(error).__name__}); {cure}") from error
     if not (isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())):
-        raise LabError(f"the weights {weights} are no dictionary of tensors; {cure}")
+        raise LabError(f"the weights {weights} are not a dictionary of tensors; {cure}")
 
 
-def _digest_of(network: nn.Module) -> str:
-    """Of all that the features depend on: neither the classifier nor the counters of batch normalisation."""
+def _weights_digest(network: nn.Module) -> str:
+    """Return a digest of the weights that features depend on: no classifier, no counters of batch normalisation."""
     state = sorted(network.state_dict().items())
-    told = [(name, value) for name, value in state if not name.startswith("fc.") and not name.endswith("_tracked")]
-    names = " ".join(f"{name}{tuple(value.shape)}" for name, value in told)
-    return hashlib.sha256(f"{names} {digest(*(value for _, value in told))}".encode()).hexdigest()[:16]
+    used = [(name, value) for name, value in state if not name.startswith("fc.") and not name.endswith("_tracked")]
+    names = " ".join(f"{name}{tuple(value.shape)}" for name, value in used)
+    return hashlib.sha256(f"{names} {digest(*(value for _, value in used))}".encode()).hexdigest()[:16]
 
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """float32 that is float32: tensor cores' 10 bits would move the distance, and the default allows them."""
+    """Compute in full float32: by default tensor cores round to 10 bits, which changes the distance."""
     backends: Any = torch.backends
     kinds = (backends.cudnn.conv, backends.cuda.matmul, backends.mkldnn.conv, backends.mkldnn.matmul)
     before = [kind.fp32_precision for kind in kinds]
@@ -220,23 +223,23 @@ def _full_precision() -> Iterator[None]:
 # Sets of images -------------------------------------------------------------------------------------------------------
 
 
-def fid(samples: Tensor, reference: Statistics, inception: Extractor) -> float:
-    """The distance of uint8 samples, (n, channels, height, width), from a reference; n and the reference belong to it.
+def distance(samples: Tensor, reference: Statistics, inception: Extractor) -> float:
+    """Return the FID of uint8 samples, (n, channels, height, width), against a reference.
 
-    The fewer the samples, the larger the distance: compare only what has the same n.
+    The fewer the samples, the larger the distance: compare only distances with the same n and the same reference.
     """
-    return frechet(_gathered(samples, inception), reference)
+    return frechet_distance(image_statistics(samples, inception), reference)
 
 
-def reference(images: Images, inception: Extractor, cache: Path) -> Statistics:
-    """Of a training set; kept in the folder `cache` under a name that says of what, and by which network."""
+def reference_statistics(images: Images, inception: Extractor, cache: Path) -> Statistics:
+    """Return the statistics of a training set, cached in the folder `cache` by images and network."""
     train = images.train
-    told = f"{images.name} {tuple(train.shape)} {digest(train)} {inception.identity}"
-    key = hashlib.sha256(told.encode()).hexdigest()
+    text = f"{images.name} {tuple(train.shape)} {digest(train)} {inception.identity}"
+    key = hashlib.sha256(text.encode()).hexdigest()
     path = cache / f"fid-{images.name}-{len(train)}-{key[:16]}.npz"
-    if (kept := _kept(path, key)) is not None:
-        return kept
-    found = _gathered(train, inception)
+    if (cached := _read_statistics(path, key)) is not None:
+        return cached
+    found = image_statistics(train, inception)
     content = io.BytesIO()
     np.savez(content, key=key, mean=found.mean.numpy(), covariance=found.covariance.numpy(), count=found.count)
     write_bytes(path, content.getvalue())
@@ -244,29 +247,32 @@ def reference(images: Images, inception: Extractor, cache: Path) -> Statistics:
 
 
 def cifar10_check(images: Images, inception: Extractor) -> float:
-    """The distance whose value torch-fidelity's tests record, CIFAR10_RECORDED: that the whole chain is right.
+    """Return a distance that torch-fidelity's tests record (CIFAR10_RECORDED), to check every step of the computation.
 
-    It is taken between 5,000 images of the training set and 5,000 of the test set, drawn without replacement by
-    NumPy's old generator with the seed 2020, anew for each.
+    It compares 5,000 training images with 5,000 test images. Each set is drawn without replacement by NumPy's old
+    generator with the seed 2020.
     """
-    first, second = (_gathered(part[_drawn(len(part))], inception) for part in (images.train, images.test))
-    return frechet(first, second)
+    first, second = (
+        image_statistics(part[_draw_indices(len(part))], inception) for part in (images.train, images.test)
+    )
+    return frechet_distance(first, second)
 
 
-def _drawn(count: int) -> Tensor:
-    generator = np.random.RandomState(2020)  # what torch-fidelity draws with; its numbers are frozen for good
+def _draw_indices(count: int) -> Tensor:
+    generator = np.random.RandomState(2020)  # torch-fidelity's generator; its numbers never change
     return torch.from_numpy(generator.choice(count, 5000, replace=False))
 
 
-def _gathered(images: Tensor, inception: Extractor) -> Statistics:
+def image_statistics(images: Tensor, inception: Extractor) -> Statistics:
+    """Return the statistics of the features of images."""
     gatherer = Gatherer()
     for some in torch.split(images, 1000):
         gatherer.add(inception.features(some))
     return gatherer.statistics()
 
 
-def _kept(path: Path, key: str) -> Statistics | None:
-    """What an earlier run left, if it is whole (a zip has checksums) and of the same things."""
+def _read_statistics(path: Path, key: str) -> Statistics | None:
+    """Return cached statistics; None if the file is missing, damaged (a zip has checksums) or has another key."""
     try:
         with open_npz(path) as file:
             if str(file["key"]) != key:

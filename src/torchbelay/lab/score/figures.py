@@ -1,7 +1,7 @@
-"""What the figures of the score models share: colours, marks, axes, and the words below them."""
+"""What the figures of the score models share: colours, marks, axes and curves."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,41 +9,31 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from torchbelay.lab.arms import BELAY, EMA, MATCHED
-from torchbelay.lab.part import Record
 from torchbelay.lab.report import style
-from torchbelay.lab.statistics import CONFIDENCE, MARGIN, Range
+from torchbelay.lab.statistics import MARGIN
 
-from .analysis import FAILED, Comparison, Study, compare, is_lost, middle, of
-
-PAIRED = (
-    f"Ratios are taken seed by seed (dots): their geometric mean and its {CONFIDENCE:.0%} t-interval; below 1 the "
-    f"first named is better; grey: within {MARGIN - 1:.0%}"
-)
-LEFT_OUT = "A pair with a lost run has no ratio; where some have none, the number beside a point says how many have."
+from .analysis import FAILED, HEAVIER, StudyResults, is_lost, median_loss
+from .comparison import Comparison, compare
 
 _MARKERS = {EMA: "o", MATCHED: "D", BELAY: "^"}
-_SPRINGS = {BELAY: style.BELAY_COLOUR, "BELAY m1 2e4": "#E9A23B", "BELAY m1 2e5": "#7A3500", "BELAY tuned": "#7A3500"}
-MODELS = {"ncsnv2": "NCSNv2", "edm": "EDM"}
-_PAIRS = (0.2, 5.0)  # of a chart of ratios, at the most
-_ROW = 0.075  # of a chart's height: a row of the strip for what was lost
-_STRIP = 0.11  # and of the whole strip, at the least
+_SPRINGS = {BELAY: style.BELAY_COLOUR, **dict(zip(HEAVIER, ("#E9A23B", "#7A3500"), strict=True))}
+_PAIRS = (0.2, 5.0)  # the widest axis of a chart of ratios
+_ROW = 0.075  # of a chart's height: one row of the strip for lost runs
+_STRIP = 0.11  # of a chart's height: the least height of the whole strip
 _COLD, _WARM = "#0072B2", "#D55E00"  # the two signs of θ; pale near 0
 
 
-# Looks ----------------------------------------------------------------------------------------------------------------
-
-
-def colour(arm: str) -> str:
-    """Of an arm: the house's, shades of BELAY's for its masses, and blue or orange by the sign of θ."""
+def arm_colour(arm: str) -> str:
+    """Return the colour of an arm: the report's own, shades of BELAY's for its masses, blue or orange by θ's sign."""
     if arm.startswith("θ"):
-        return hue_of(float(arm.removeprefix("θ").replace("−", "-")))
+        return theta_colour(float(arm.removeprefix("θ").replace("−", "-")))
     return _SPRINGS.get(arm) or (style.colour(arm) if arm in _MARKERS else style.MOMENTUM_COLOUR)
 
 
-def hue_of(theta: float) -> str:
-    """Blue for a spring that repels, orange for one that attracts, the deeper the stronger; black for none.
+def theta_colour(theta: float) -> str:
+    """Return blue for θ < 0, orange for θ > 0, deeper for a larger |θ|, and black for θ = 0.
 
-    >>> hue_of(0.0), hue_of(-1.0), hue_of(1.0)
+    >>> theta_colour(0.0), theta_colour(-1.0), theta_colour(1.0)
     ('#000000', '#0072b2', '#d55e00')
     """
     if theta == 0:
@@ -54,13 +44,13 @@ def hue_of(theta: float) -> str:
     return "#" + "".join(f"{round(255 + share * (channel - 255)):02x}" for channel in channels)
 
 
-def marker(arm: str) -> str:
-    """Of an arm."""
+def arm_marker(arm: str) -> str:
+    """Return the marker of an arm."""
     return _MARKERS.get(arm, "s")
 
 
-def ticks(axis: Any, places: Iterable[float]) -> None:
-    """Numbers as people write them, at these places alone."""
+def set_ticks(axis: Any, places: Iterable[float]) -> None:
+    """Put plain decimal numbers at these places of an axis, and at no others."""
     axis.set_major_locator(FixedLocator(list(places)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -68,18 +58,18 @@ def ticks(axis: Any, places: Iterable[float]) -> None:
 
 @dataclass(frozen=True)
 class LossAxis:
-    """Where a logarithmic axis of losses ends, and how high each name's crosses stand in the strip above it."""
+    """The top of a logarithmic axis of losses, and the height of each row in the strip for lost runs above it."""
 
     top: float
     rows: Mapping[str, float]
 
 
-def loss_axis(
+def set_loss_axis(
     ax: Axes, losses: Iterable[float | None], rows: Sequence[str], also: Iterable[float] = (), label: str = "lost"
 ) -> LossAxis:
-    """A logarithmic axis for the losses that are not lost, and for the others, if any, a strip on top with these rows.
+    """Set a logarithmic axis for losses that are not lost and, if any is, a strip with these rows above it.
 
-    Those that work differ by per cents and those that are lost by a factor: one scale would show neither.
+    Runs that work differ by per cents and lost runs by a factor: one scale could not show both.
     """
     losses = list(losses)
     known = [loss for loss in losses if loss is not None and not is_lost(loss)] + list(also)
@@ -89,7 +79,7 @@ def loss_axis(
     share = max(_ROW * len(rows), _STRIP) if rows else 0.0
     end = top * (top / low) ** (share / (1 - share))
     ax.set(yscale="log", ylim=(low, end))
-    ticks(ax.yaxis, _spaced(low, top))
+    set_ticks(ax.yaxis, _spaced(low, top))
     heights = {name: top * (end / top) ** (1 - (i + 0.5) / len(rows)) for i, name in enumerate(rows)}
     if rows:
         ax.axhspan(top, end, color="#f3eeee", zorder=0)
@@ -103,7 +93,7 @@ _STEPS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
 
 
 def _spaced(low: float, high: float) -> list[float]:
-    """Round numbers between two: up to seven.
+    """Return up to seven round numbers between two numbers.
 
     >>> _spaced(0.15, 0.19), _spaced(0.05, 1.2)
     ([0.15, 0.16, 0.17, 0.18, 0.19], [0.05, 0.1, 0.2, 0.5, 1.0])
@@ -118,13 +108,13 @@ def _spaced(low: float, high: float) -> list[float]:
     return found
 
 
-def plain_curve(ax: Axes, x: Sequence[float], losses: Sequence[Sequence[float | None]], hue: str, **line: Any) -> None:
-    """The median loss over the seeds; nothing where at least half of them are lost."""
-    shown = [math.nan if _mostly_lost(each) else middle(each) for each in losses]
+def draw_median(ax: Axes, x: Sequence[float], losses: Sequence[Sequence[float | None]], hue: str, **line: Any) -> None:
+    """Draw the median loss over the seeds; leave a gap if at least half of them are lost."""
+    shown = [math.nan if _mostly_lost(each) else median_loss(each) for each in losses]
     ax.plot(x, [math.nan if y is None else y for y in shown], color=hue, **line)
 
 
-def curve(
+def draw_curve(
     ax: Axes,
     x: Sequence[float],
     losses: Sequence[Sequence[float | None]],
@@ -133,12 +123,12 @@ def curve(
     row: str,
     **line: Any,
 ) -> None:
-    """The median with the band from the best to the worst seed, and what was lost.
+    """Draw the median with the band from the best to the worst seed, and mark lost seeds.
 
-    Where at least half of the seeds are, there is a cross in the strip instead of a median; where some are and not all,
-    their number stands beside.
+    If at least half of the seeds are lost, a cross in the strip replaces the median. If some are lost, but fewer, their
+    number stands beside it.
     """
-    plain_curve(ax, x, losses, hue, **line)
+    draw_median(ax, x, losses, hue, **line)
     gone = [_mostly_lost(each) for each in losses]
     ends = [[axis.top if loss is None else min(loss, axis.top) for loss in each] for each in losses]
     low = [math.nan if lost else min(each) for lost, each in zip(gone, ends, strict=True)]
@@ -152,7 +142,7 @@ def curve(
             if count < seeds:
                 ax.annotate(f"{count} of {seeds}", (place, height), xytext=(7, 0), **look)
         elif count:
-            height = middle(each) or axis.top
+            height = median_loss(each) or axis.top
             ax.annotate(f"{count} of {seeds} lost", (place, height), xytext=(8, 5), **look)
 
 
@@ -160,44 +150,45 @@ def _mostly_lost(losses: Sequence[float | None]) -> bool:
     return 2 * sum(map(is_lost, losses)) >= len(losses)
 
 
-def over_training(ax: Axes, study: Study, lr: float, *, x_for_a_step: float = 1.0) -> None:
-    """The loss as training goes on: medians, bold of the average, over the hairs of its seeds; dotted of the weights.
+def draw_training(ax: Axes, study: StudyResults, lr: float, *, x_per_step: float = 1.0) -> None:
+    """Draw the loss during training: the average bold, its seeds as thin lines, the weights dotted.
 
-    EMA is dashed, as others may lie on it. Early on an average has much of the start in it: here no loss is lost.
+    EMA is dashed, because other curves may lie on it. Here no loss counts as lost: an early average still contains much
+    of the initial weights.
     """
-    lines = {(arm, w): study.along(arm, lr, w) for arm in study.arms for w in ("w1", "w2")}
+    lines = {(arm, w): study.loss_curve(arm, lr, w) for arm in study.arms for w in ("w1", "w2")}
     known = [loss for _, rows in lines.values() for row in rows for loss in row if loss is not None]
     low, top = 0.97 * min(known, default=0.1), 1.03 * max(known, default=1.0)
     ax.set(yscale="log", ylim=(low, top))
-    ticks(ax.yaxis, _spaced(low, top))
+    set_ticks(ax.yaxis, _spaced(low, top))
     for (arm, weights), (steps, losses) in lines.items():
-        x = [x_for_a_step * step for step in steps]
+        x = [x_per_step * step for step in steps]
         look: dict[str, Any] = {"linewidth": 0.9, "linestyle": ":"}
         if weights == "w2":
             look = {"linewidth": 2.0, "label": arm} | ({"linestyle": (0, (5, 2)), "zorder": 3} if arm == EMA else {})
             for seed in zip(*losses, strict=True):
                 hair = [math.nan if loss is None else loss for loss in seed]
-                ax.plot(x, hair, color=colour(arm), linewidth=0.7, alpha=0.5)
-        middles = [math.nan if (found := middle(each)) is None else found for each in losses]
-        ax.plot(x, middles, color=colour(arm), **look)
+                ax.plot(x, hair, color=arm_colour(arm), linewidth=0.7, alpha=0.5)
+        middles = [math.nan if (found := median_loss(each)) is None else found for each in losses]
+        ax.plot(x, middles, color=arm_colour(arm), **look)
 
 
-def ratio_axis(ax: Axes, found: Sequence[Comparison], margin: float = MARGIN) -> None:
-    """A logarithmic axis for ratios, with the margin of what counts as equal."""
+def set_ratio_axis(ax: Axes, found: Sequence[Comparison], margin: float = MARGIN) -> None:
+    """Set a logarithmic axis for ratios, with a grey band for the margin of equality."""
     ends = [end for each in found if each.ratio for end in (each.ratio.low, each.ratio.high)]
     ends += [each.point for each in found if each.point]
     low, high = max(_PAIRS[0], 0.97 * min([*ends, 1 / margin])), min(_PAIRS[1], 1.03 * max([*ends, margin]))
     ax.axhspan(1 / margin, margin, color="#e9e9e9", zorder=0)
     ax.axhline(1, color="#333333", linewidth=0.8)
     ax.set(yscale="log", ylim=(low, high))
-    ticks(ax.yaxis, _spaced(low, high))
+    set_ticks(ax.yaxis, _spaced(low, high))
 
 
-def pair(
+def draw_ratio(
     ax: Axes, x: float, names: tuple[str, str], ones: Mapping[int, float | None], others: Mapping[int, float | None]
 ) -> None:
-    """A ratio with its interval, over the dots of its seeds; words where runs were lost or it is out of sight."""
-    found, hue, mark = compare(ones, others), colour(names[0]), marker(names[0])
+    """Draw a ratio with its interval over the dots of its seeds; write text for lost runs or a ratio off the axis."""
+    found, hue, mark = compare(ones, others), arm_colour(names[0]), arm_marker(names[0])
     for seed in ones:
         if (one := ones[seed]) is not None and (other := others.get(seed)) is not None:
             ax.plot(x, one / other, ".", color=hue, alpha=0.4, markersize=4, zorder=2)
@@ -236,110 +227,3 @@ def pair(
             fontsize=7.5,
             va="center",
         )
-
-
-# Words ----------------------------------------------------------------------------------------------------------------
-
-
-def listed(words: Sequence[str]) -> str:
-    """As a sentence has them."""
-    return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else "".join(words)
-
-
-def about(study: Study) -> str:
-    """The networks and how long they were trained, as the runs say it."""
-
-    def said(key: str) -> str:
-        return listed([f"{value:,}" for value in sorted({run[key] for run in study.runs})])
-
-    models = listed([MODELS.get(name, name) for name in sorted({str(run["model"]) for run in study.runs})])
-    seeds = len(study.seeds)
-    many = f"{seeds} seeds, each with the same start, batches and noise for every arm" if seeds > 1 else "one seed"
-    return (
-        f"{models} with {said('parameters')} weights, {said('steps')} steps of Adam on batches of {said('batch')}; "
-        f"{many}; losses at the end, on fixed images and noise."
-    )
-
-
-def lost(study: Study) -> str:
-    """How many runs are lost and what that means, as a sentence; the bar lies between two kinds of runs."""
-    count = sum(study.lost(arm, lr) for arm in study.arms for lr in study.rates(arm))
-    if not count:
-        return "No run is lost."
-    kept, gone = study.gap()
-    ends = [f"those that work end below {_up(kept)}"] if kept is not None else []
-    ends += [f"those that collapsed above {_down(gone)}"] if gone is not None else []
-    between = f"; {listed(ends)}" if ends else ""
-    return (
-        f"Lost are {count} of {len(study.runs)} runs: a test loss above {FAILED:g}, half of what predicting nothing "
-        f"gives, or none that is finite{between}."
-    )
-
-
-def _up(value: float) -> str:
-    """To two digits, never below the value.
-
-    >>> _up(0.1864), _down(0.6239)
-    ('0.19', '0.62')
-    """
-    return f"{math.ceil(value * 100 - 1e-9) / 100:g}"
-
-
-def _down(value: float) -> str:
-    return f"{math.floor(value * 100 + 1e-9) / 100:g}"
-
-
-def width(found: Range | None) -> str:
-    """How far a range of learning rates reaches; it may reach beyond the rates that were tried."""
-    if found is None:
-        return "none"
-    sign = "≥" if found.open_low or found.open_high else ""
-    return f"{sign}{found.width:.3g}× ({found.low:.2g} to {found.high:.2g})"
-
-
-_KNOWN = ("kind", "study", "differs", "dataset", "model", "steps", "batch")  # told elsewhere
-
-
-def settings(records: Sequence[Record], study: str) -> tuple[str, ...]:
-    """The numbers of a study's protocol, as a note; none if there is no protocol."""
-    for record in of(records, "protocol", study=study):
-        plain = [
-            f"{key.replace('_', ' ')} {'−' * (value < 0)}{abs(value):.4g}"
-            if isinstance(value, int | float)
-            else f"{key.replace('_', ' ')} {value}"
-            for key, value in record.items()
-            if key not in _KNOWN and isinstance(value, int | float | str)
-        ]
-        return (f"Settings: {', '.join(plain)}.",) if plain else ()
-    return ()
-
-
-def differs(records: Sequence[Record], study: str) -> tuple[str, ...]:
-    """What differs from the paper's setting, or is unknown there; each once. What `times` says better is left to it."""
-    told = [said for r in of(records, "protocol", study=study) for said in r.get("differs", ())]
-    return tuple(dict.fromkeys(said for said in told if "shared_gpu" not in said))
-
-
-def times(study: Study) -> tuple[str, ...]:
-    """How long each run took, as a note; those that had to share the GPU are set apart, what was stopped left out."""
-    groups: dict[tuple[bool, int], set[float]] = {}
-    for run in study.runs:
-        if "wall_s" in run and run.get("steps_taken", run["steps"]) == run["steps"]:
-            groups.setdefault((bool(run.get("shared_gpu")), run["side_by_side"]), set()).add(float(run["wall_s"]))
-    said = [
-        f"{_span(seconds)} with {many} side by side"
-        + (", while other work had a share of the GPU: not to be compared" if shared else "")
-        for (shared, many), seconds in sorted(groups.items())
-    ]
-    note = "its part, by steps, of the time of a group that trains side by side"
-    return (f"Time a run took ({note}): {'; '.join(said)}.",) if said else ()
-
-
-def _span(seconds: Collection[float]) -> str:
-    """From the least to the most.
-
-    >>> _span([12.04, 5.6]), _span([11.5])
-    ('5.6 to 12 s', '11.5 s')
-    """
-    low, high = f"{min(seconds):.3g}", f"{max(seconds):.3g}"
-    return f"{low} s" if low == high else f"{low} to {high} s"

@@ -1,38 +1,41 @@
 """Table 1, Figure 4 and the appendix: NCSNv2 on MNIST, over learning rates and with the controls that the paper lacks.
 
-The paper trains at one rate, 5e-2. Here EMA, the EMA that is matched to BELAY and BELAY itself are trained over a range
-of rates, every arm on the same batches and noise, and then for longer at the best rates and at the paper's.
+The paper trains at one rate, 5e-2. Here EMA, the matched EMA and BELAY are trained over a range of rates, all on the
+same batches and noise, and then for longer at the best rates and at the paper's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
+from torchbelay.lab.report.words import listed
 
-from . import run as studied
-from .analysis import ARMS, HEAVIER, PAPER_LR, Comparison, Study, compare, confounded, fid_at_best
-from .figures import (
+from . import run as study_run
+from .analysis import ARMS, HEAVIER, PAPER_LR, StudyResults, fid_at_best, rate_difference
+from .captions import (
     LEFT_OUT,
     PAIRED,
-    about,
-    colour,
-    curve,
-    differs,
-    listed,
-    loss_axis,
-    lost,
-    marker,
-    over_training,
-    pair,
-    plain_curve,
-    ratio_axis,
-    settings,
-    ticks,
-    times,
+    describe_lost_runs,
+    describe_networks,
+    difference_notes,
+    settings_note,
+    time_note,
 )
-from .tables import printed, result, results, samples, sampling, speed
+from .comparison import Comparison, compare
+from .figures import (
+    arm_colour,
+    arm_marker,
+    draw_curve,
+    draw_median,
+    draw_ratio,
+    draw_training,
+    set_loss_axis,
+    set_ratio_axis,
+    set_ticks,
+)
+from .tables import describe_sampling, paper_row, results_row, results_table, samples_plate, speed_plate
 
 NAME = "mnist"
 TITLE = "MNIST: BELAY and EMA on a score model"
@@ -43,51 +46,53 @@ NOMINAL, EFFECTIVE = "nominal learning rate", "effective learning rate"
 
 
 def plan(settings: Settings) -> tuple[int, str]:
-    """How much work there is, and what it is."""
-    return studied.plan(NAME, settings)
+    """Return the units of work, and one line that says what would be run."""
+    return study_run.plan(NAME, settings)
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
-    """Train and measure, or, where that cannot be done, the records that come with the package."""
-    return studied.run(NAME, settings, tick)
+    """Train and measure; if that is impossible here, return the records that come with the package."""
+    return study_run.run(NAME, settings, tick)
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:
-    """What there are records of; studies that were not run have no figure."""
+    """Return the plates; a study without records has none."""
     with style.house():
-        found = [_rates(records), _pairs(records), _table(records), samples(records, NAME, "Figure 4: samples")]
-        return [plate for plate in [*found, _masses(records), speed(records, NAME)] if plate is not None]
+        found = [_rates(records), _pairs(records), _table(records), samples_plate(records, NAME, "Figure 4: samples")]
+        return [plate for plate in [*found, _masses(records), speed_plate(records, NAME)] if plate is not None]
 
 
 # Loss against learning rate -------------------------------------------------------------------------------------------
 
 
 def _rates(records: Sequence[Record]) -> Plate | None:
-    study = Study(records, "rates", ARMS)
+    study = StudyResults(records, "rates", ARMS)
     if not study:
         return None
     fig = style.figure(9.0, 4.6)
     axes: Any = fig.subplots(1, 2, sharey=True)
     rows = [arm for each in study.arms for arm in ((PLAIN, EMA) if each == EMA else (each,))]
-    everything = [loss for arm in study.arms for lr in study.lrs for loss in _both(study, arm, lr)]
+    everything = [loss for arm in study.arms for lr in study.lrs for loss in _all_losses(study, arm, lr)]
     for ax, effective in zip(axes, (False, True), strict=True):
-        axis = loss_axis(ax, everything, rows, (float(test) for _, test, _ in PAPER.values()))
+        axis = set_loss_axis(ax, everything, rows, (float(test) for _, test, _ in PAPER.values()))
         for arm in study.arms:
             rates = study.rates(arm)
-            x = [study.effective(arm, lr) for lr in rates] if effective else rates
+            x = [study.effective_rate(arm, lr) for lr in rates] if effective else rates
             own, average = ([[*study.losses(arm, lr, w).values()] for lr in rates] for w in ("w1", "w2"))
             if arm == EMA:
                 look: dict[str, Any] = {"linewidth": 1.0, "marker": "s", "markersize": 3, "label": PLAIN}
-                curve(ax, x, own, style.PLAIN_COLOUR, axis, PLAIN, **look)
+                draw_curve(ax, x, own, style.PLAIN_COLOUR, axis, PLAIN, **look)
             else:
-                plain_curve(ax, x, own, colour(arm), linewidth=0.9, linestyle=":")
-            curve(ax, x, average, colour(arm), axis, arm, linewidth=2, marker=marker(arm), markersize=5, label=arm)
+                draw_median(ax, x, own, arm_colour(arm), linewidth=0.9, linestyle=":")
+            draw_curve(
+                ax, x, average, arm_colour(arm), axis, arm, linewidth=2, marker=arm_marker(arm), markersize=5, label=arm
+            )
         ax.set(xscale="log", xlabel=EFFECTIVE if effective else NOMINAL)
-        ticks(ax.xaxis, study.lrs)
+        set_ticks(ax.xaxis, study.lrs)
         ax.tick_params(axis="x", labelsize=8)
     for name, (_, test, _) in PAPER.items():
         at = (PAPER_LR, float(test))
-        axes[0].plot(*at, "*", color=colour(name), markersize=11, markeredgecolor="white", zorder=5)
+        axes[0].plot(*at, "*", color=arm_colour(name), markersize=11, markeredgecolor="white", zorder=5)
         axes[0].annotate(
             f"paper, {name}", at, xytext=(-7, -1), textcoords="offset points", fontsize=8, ha="right", va="center"
         )
@@ -95,23 +100,26 @@ def _rates(records: Sequence[Record]) -> Plate | None:
     axes[1].legend(fontsize=8, loc="lower right", labelspacing=0.3)
     best = [f"{lr:g} ({arm})" for arm in study.arms if (lr := study.best_rate(arm)) is not None]
     caption = (
-        "Test loss against the nominal learning rate (left) and the effective one, at which the centre of mass moves "
-        f"(right). {lost(study)} The lowest training loss without a lost seed is at {', '.join(best)}. Stars: what the "
-        f"paper prints for {PAPER_LR:g}."
+        "Test loss against the nominal learning rate (left) and the effective one (right); stars are the paper's "
+        f"values at {PAPER_LR:g}. The lowest training loss without a lost seed is at {', '.join(best)}."
     )
     notes = (
-        "Bold: the average w2; thin: the weights w1 (grey: those of EMA, that is no averaging; dotted: of the others). "
-        "The median over the seeds, and the band from the best to the worst; a cross in the strip: at least half of "
-        "the seeds are lost.",
-        about(study),
-        *(differs(records, study.name) if Study(records, "table1", ARMS) else ()),  # else Table 1 is of these runs
-        *settings(records, study.name),
-        *times(study),
+        "Bold: the average w2; thin: the weights w1 (grey: those of EMA, which is no averaging; dotted: those of the "
+        "other arms). Lines are the median over the seeds, bands go from the best to the worst seed. A cross in the "
+        "strip: at least half of the seeds are lost. The effective rate is that at which the centre of mass moves.",
+        describe_lost_runs(study),
+        describe_networks(study),
+        *(
+            difference_notes(records, study.name) if StudyResults(records, "table1", ARMS) else ()
+        ),  # or Table 1 has them
+        *settings_note(records, study.name),
+        *time_note(study),
     )
     return Plate("mnist-rates", "Loss against learning rate", caption, fig, notes)
 
 
-def _both(study: Study, arm: str, lr: float) -> list[float | None]:
+def _all_losses(study: StudyResults, arm: str, lr: float) -> list[float | None]:
+    """Return the final test losses of the average and of the weights."""
     return [*study.losses(arm, lr).values(), *study.losses(arm, lr, "w1").values()]
 
 
@@ -119,95 +127,119 @@ def _both(study: Study, arm: str, lr: float) -> list[float | None]:
 
 
 def _pairs(records: Sequence[Record]) -> Plate | None:
-    study = Study(records, "rates", ARMS)
-    there = [(one, other) for one, other in PAIRS if one in study.arms and other in study.arms]
-    if not there:
+    study = StudyResults(records, "rates", ARMS)
+    present = [(one, other) for one, other in PAIRS if one in study.arms and other in study.arms]
+    if not present:
         return None
-    chosen = {arm: study.at_best(arm) for arm in study.arms}
-    best = {key: compare(chosen[key[0]], chosen[key[1]]) for key in there}
-    along = {key: [study.compare(*key, lr) for lr in study.lrs] for key in there if key[0] == BELAY}
+    losses = {arm: study.at_best(arm) for arm in study.arms}
+    best = {key: compare(losses[key[0]], losses[key[1]]) for key in present}
+    along = {key: [study.compare(*key, lr) for lr in study.lrs] for key in present if key[0] == BELAY}
     fig = style.figure(9.0, 3.9)
     axes: Any = fig.subplots(1, 1 + len(along), width_ratios=[0.8, *[1.0] * len(along)], squeeze=False)
-    ratio_axis(axes[0, 0], [*best.values()])
+    set_ratio_axis(axes[0, 0], [*best.values()])
     for x, key in enumerate(best):
-        pair(axes[0, 0], x, key, chosen[key[0]], chosen[key[1]])
+        draw_ratio(axes[0, 0], x, key, losses[key[0]], losses[key[1]])
     names = [f"{one}\n÷ {other}".replace("matched ", "matched\n") for one, other in best]
     axes[0, 0].set_xticks(range(len(best)), names, fontsize=8)
     axes[0, 0].set(title="each at its own best rate", ylabel="ratio of test losses", xlim=(-0.6, len(best) - 0.4))
     for ax, key in zip(axes[0, 1:], along, strict=True):
-        ratio_axis(ax, [each for row in along.values() for each in row])
+        set_ratio_axis(ax, [each for row in along.values() for each in row])
         for lr in study.lrs:
-            pair(ax, lr, key, study.kept(key[0], lr), study.kept(key[1], lr))
+            draw_ratio(ax, lr, key, study.valid_losses(key[0], lr), study.valid_losses(key[1], lr))
         ax.set(xscale="log", xlabel=NOMINAL, title=f"{key[0]} ÷ {key[1]}")
         ax.set_xlim(study.lrs[0] / 1.6, study.lrs[-1] * 1.6)
-        ticks(ax.xaxis, study.lrs)
+        set_ticks(ax.xaxis, study.lrs)
         ax.tick_params(axis="x", labelsize=7)
-    at_best = "; ".join(f"{one} ÷ {other} {found.said(one, other)}" for (one, other), found in best.items())
-    here = {key: row[study.lrs.index(PAPER_LR)] for key, row in along.items() if PAPER_LR in study.lrs}
-    at_paper = "; ".join(f"{one} ÷ {other} {found.said(one, other)}" for (one, other), found in here.items())
+    at_paper = {key: row[study.lrs.index(PAPER_LR)] for key, row in along.items() if PAPER_LR in study.lrs}
+    main = {key: found for key, found in best.items() if key[0] == BELAY} or best
     caption = (
-        f"Left, each at the rate that the other seeds choose for it by their training loss: {at_best}. Right, at the "
-        f"same nominal rate; at the paper's, {PAPER_LR:g}: {at_paper or 'not run'}. What is left against the matched "
-        "EMA, which has BELAY's effective rate and memory, is BELAY itself."
+        "Ratios of test losses, each arm at its best rate (left) and both at the same rate (right). At the best rates: "
+        f"{_ratio_texts(main)}."
     )
-    notes = (f"{PAIRED}. {LEFT_OUT} Test losses of the average w2.",)
+    notes = (
+        f"At the best rates: {_ratio_texts(best)}. At the paper's rate, {PAPER_LR:g}: "
+        f"{_ratio_texts(at_paper) or 'not run'}.",
+        "A seed's best rate is chosen by the training loss of the other seeds. The matched EMA has BELAY's effective "
+        "rate and averaging rate: any difference from it is due to BELAY's feedback.",
+        f"{PAIRED}. {LEFT_OUT} Test losses of the average w2.",
+    )
     return Plate("mnist-pairs", "BELAY against its controls, seed by seed", caption, fig, notes)
+
+
+def _ratio_texts(pairs: Mapping[tuple[str, str], Comparison]) -> str:
+    """Return the ratio of each pair and what was lost, as a list."""
+    return "; ".join(_ratio_text(*key, found) for key, found in pairs.items())
+
+
+def _ratio_text(one: str, other: str, found: Comparison) -> str:
+    """Return the ratio of two arms and what they lost."""
+    return f"{one} ÷ {other}{':' if found.point is None else ''} {found.describe(one, other)}"
 
 
 # Table 1 --------------------------------------------------------------------------------------------------------------
 
 
 def _table(records: Sequence[Record]) -> Plate | None:
-    study = Study(records, "table1", (*ARMS, *HEAVIER)) or Study(records, "rates", ARMS)
+    study = StudyResults(records, "table1", (*ARMS, *HEAVIER)) or StudyResults(records, "rates", ARMS)
     if not study:
         return None
     long = study.name == "table1"
-    rows = [printed(f"{arm} at {PAPER_LR:g}", *PAPER[arm]) for arm in (BELAY, EMA)]
+    rows = [paper_row(f"{arm} at {PAPER_LR:g}", *PAPER[arm]) for arm in (BELAY, EMA)]
     for arm in study.arms:
         wanted = dict.fromkeys(study.rates(arm) if long else (study.best_rate(arm), PAPER_LR))
-        rows += [result(records, study, arm, lr) for lr in wanted if lr is not None and study.at(arm, lr)]
-    which = f"Ours are the long runs, at the rates that the short ones found best and at the paper's.{_tuned(study)}"
-    if not long:
-        which = (
-            "The long runs with FID have not been run yet: until they are, ours are the short ones, at each arm's best "
-            "rate and at the paper's, and nothing here can be set beside the paper's FID."
-        )
-    caption = (
-        f"{which} Mean ± standard deviation over the seeds that are not lost. w2 is the average, w1 are the weights; "
-        f"which of them the paper measured it does not say. {sampling(records, study.name) if long else ''} "
-        f"{_fids(records, study)} FIDs of MNIST can be compared within one study only."
+        rows += [results_row(records, study, arm, lr) for lr in wanted if lr is not None and study.runs_at(arm, lr)]
+    fid_ratios = _fid_ratios(records, study)
+    cells = (
+        "Cells: mean ± standard deviation over the seeds that are not lost. w2 is the average, w1 are the weights; the "
+        "paper does not say which of them it measured. ÷ EMA's: the ratio at the same rate, seed by seed."
     )
-    notes = (about(study), *differs(records, study.name), *(times(study) if long else ()))
-    title = "Table 1: losses and FID beside the paper's"
-    if not long:
+    if long:
+        title = "Table 1: losses and FID beside the paper's"
+        first = next(iter(fid_ratios.items()), None)
+        result = f"FID, each at its own best rate: {first[1]}." if first else describe_sampling(records, study.name)
+        caption = f"The long runs, at the best rates of the short runs and at the paper's rate. {result}"
+        notes: tuple[str, ...] = (cells, *_tuned_note(study))
+        notes += (describe_sampling(records, study.name),) if first else ()
+        notes += (*_fid_note(records, study, fid_ratios), "FIDs of MNIST can be compared only within one study.")
+    else:
         title = "Table 1: losses beside the paper's; the long runs with FID are still to come"
-    return Plate("mnist-table1", title, " ".join(caption.split()), results(rows), notes)
+        caption = (
+            "The long runs with FID have not been run yet. Until then the rows are the short runs, at each arm's best "
+            "rate and at the paper's."
+        )
+        notes = (cells,)
+    notes += (describe_networks(study), *difference_notes(records, study.name), *(time_note(study) if long else ()))
+    return Plate("mnist-table1", title, caption, results_table(rows), notes)
 
 
-def _tuned(study: Study) -> str:
-    """What a heavier BELAY among the long runs is, as a sentence."""
-    there = [arm for arm in study.arms if arm in HEAVIER]
-    return f" {listed(there)} is BELAY tuned on the short ones, in rate and mass." if there else ""
+def _tuned_note(study: StudyResults) -> tuple[str, ...]:
+    """Return a note on a heavier BELAY among the long runs."""
+    tuned = [arm for arm in study.arms if arm in HEAVIER]
+    return (f"{listed(tuned)} is BELAY with rate and mass tuned on the short runs.",) if tuned else ()
 
 
-def _fids(records: Sequence[Record], study: Study) -> str:
-    """BELAY's FID over its rivals', as a sentence; that of the tuned one too."""
+def _fid_ratios(records: Sequence[Record], study: StudyResults) -> dict[tuple[str, str], str]:
+    """Return BELAY's FID over those of its rivals, and the tuned BELAY's over EMA's, as text."""
     pairs = [(BELAY, EMA), (BELAY, MATCHED), *((arm, EMA) for arm in study.arms if arm in HEAVIER)]
     best = {arm: fid_at_best(records, study, arm) for arm in study.arms}
     every = {(a, b): compare(best[a], best[b]) for a, b in pairs if a in best and b in best}
-    found = {key: each for key, each in every.items() if each.seeds}
-    said = "; ".join(f"{_said(*key, each)}{_of(each.seeds, study)}" for key, each in found.items())
-    why = confounded(records, study, [*best])
-    return f"FID of w2, each at its own best rate, seed by seed: {said}.{f' {why}.' if why else ''}" if found else ""
+    return {
+        key: f"{_ratio_text(*key, found)}{_count_text(found.seeds, study)}"
+        for key, found in every.items()
+        if found.seeds
+    }
 
 
-def _said(one: str, other: str, found: Comparison) -> str:
-    """The ratio of two arms and what they lost."""
-    return f"{one} ÷ {other}{':' if found.point is None else ''} {found.said(one, other)}"
+def _fid_note(records: Sequence[Record], study: StudyResults, ratios: Mapping[tuple[str, str], str]) -> tuple[str, ...]:
+    """Return all ratios of FID, and the rates at which the FIDs were measured, as a note."""
+    why = rate_difference(records, study, study.arms)
+    texts = "; ".join(ratios.values())
+    every = f"FID of w2, each at its own best rate, seed by seed: {texts}.{f' {why}.' if why else ''}"
+    return (every,) if ratios else ()
 
 
-def _of(seeds: int, study: Study) -> str:
-    """How many seeds images were made of, if those are fewer than were trained."""
+def _count_text(seeds: int, study: StudyResults) -> str:
+    """Return how many seeds have images, if fewer than were trained."""
     return f", {seeds} of {len(study.seeds)} seeds drawn" if seeds < len(study.seeds) else ""
 
 
@@ -216,29 +248,35 @@ def _of(seeds: int, study: Study) -> str:
 
 def _masses(records: Sequence[Record]) -> Plate | None:
     arms = (EMA, BELAY, *HEAVIER)
-    study = Study(records, "m1", arms) or Study(records, "rates", arms)
-    lrs = [lr for lr in study.lrs if any(study.at(arm, lr) for arm in HEAVIER)]
-    drawn = [lr for lr in lrs if any(study.lost(arm, lr) < len(study.at(arm, lr)) for arm in study.arms)]
+    study = StudyResults(records, "m1", arms) or StudyResults(records, "rates", arms)
+    lrs = [lr for lr in study.lrs if any(study.runs_at(arm, lr) for arm in HEAVIER)]
+    drawn = [lr for lr in lrs if any(study.lost_count(arm, lr) < len(study.runs_at(arm, lr)) for arm in study.arms)]
     if not lrs:
         return None
     fig = style.figure(9.0 if len(drawn) > 1 else 7.0, 3.9)
     axes: Any = fig.subplots(1, max(1, len(drawn)), squeeze=False)
     for ax, lr in zip(axes[0], drawn or lrs[:1], strict=True):
-        over_training(ax, study, lr)
+        draw_training(ax, study, lr)
         ax.set(xlabel="step", title=f"learning rate {lr:g}")
     axes[0, 0].set_ylabel("test loss, mean over pixels")
     axes[0, 0].legend(fontsize=8)
-    against = [
-        f"at {lr:g} {arm} ÷ EMA {study.compare(arm, EMA, lr).said(arm, EMA)}"
+    ratios = {
+        (arm, lr): study.compare(arm, EMA, lr).describe(arm, EMA)
         for lr in drawn
         for arm in study.arms
         if arm != EMA and study.compare(arm, EMA, lr).seeds
-    ]
-    nothing = listed([f"{lr:g}" for lr in lrs if lr not in drawn])
-    ends = f" Test loss of w2 at the end: {'; '.join(against)}." if against else ""
+    }
+    every = "; ".join(f"at {lr:g} {arm} ÷ EMA {text}" for (arm, lr), text in ratios.items())
+    all_lost = listed([f"{lr:g}" for lr in lrs if lr not in drawn])
+    heaviest = [f"At {lr:g} {arm} ÷ EMA is {ratios[arm, lr]}" for arm, lr in ratios if arm == HEAVIER[-1]]
     caption = (
-        "The heavier the model (m1), the less it feels the average; EMA is the limit. BELAY without a number has the "
-        "paper's m1 of 2e3. Bold: the median of the average w2 over the seeds, which are the hairs; dotted: of the "
-        f"weights w1.{ends}{f' At {nothing} every run of every arm is lost.' if nothing else ''}"
+        "Test loss during training for BELAY's masses m1: the heavier the model, the less it feels the average, and "
+        f"EMA is the limit.{f' {heaviest[0]}.' if heaviest else ''}"
     )
-    return Plate("mnist-m1", "Appendix: BELAY's mass m1", caption, fig)
+    notes = (
+        "BELAY without a number has the paper's m1 of 2e3. Bold: the median of the average w2 over the seeds, which "
+        "are the thin lines; dotted: the median of the weights w1.",
+        *([f"Test loss of w2 at the end: {every}."] if every else []),
+        *([f"At {all_lost} every run of every arm is lost."] if all_lost else []),
+    )
+    return Plate("mnist-m1", "Appendix: BELAY's mass m1", caption, fig, notes)

@@ -1,14 +1,14 @@
-"""What is trained for the report: which networks, at which rates, from which seeds, and how long.
+"""The plan of the report's studies: which networks are trained, at which rates, from which seeds, and for how long.
 
-The numbers are the paper's where it prints them. A `Group` shares a seed and is trained side by side on the same
-batches and noise; a study is all groups of its name, and a part of the report one study or several.
+The numbers are the paper's if it prints them. The networks of a `Group` share a seed, batches and noise, and are
+trained side by side. A study is all groups of its name; a part of the report is one study or several.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchbelay.lab.arms import Arm, Lane
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, Arm, Lane
 from torchbelay.physics.methods import centred
 from torchbelay.physics.spring import Spring
 
@@ -23,7 +23,6 @@ CIFAR10_STEPS = 390_625  # 200 million images in batches of 512, as EDM trains
 MASSES = {"2e4": 20_000.0, "2e5": 200_000.0}  # the appendix, beside Table 1's 2000
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2)
 PAPER_RATE, USUAL_RATE = 5e-2, 1e-3
-THREE = ("EMA", "matched EMA", "BELAY")
 THETAS = (-0.9, -0.5, -0.25, 0.0, 0.25, 1.0)
 SIGN_RATES = (1e-3, 4e-3, 1.2e-2)
 AVERAGING = 1 / 200  # c of the centre-of-mass family
@@ -45,54 +44,54 @@ class Group:
     steps: int
     batch: int
     ramp: float = 0.0  # the share of the run over which the learning rate grows to its value
-    points: int = 4  # at which the losses are taken, the end included
-    fids: tuple[int, ...] = ()  # the lanes of which images are made and compared
+    points: int = 4  # at which the losses are measured, the end included
+    fids: tuple[int, ...] = ()  # the indices of the lanes whose FID is measured
     samples: int = 10_000
-    differs: tuple[str, ...] = ()  # from the paper's setting, a sentence each
+    differs: tuple[str, ...] = ()  # how the setting differs from the paper's, one sentence each
 
 
 def ema(decay: float) -> Arm:
-    """An ordinary EMA around Adam."""
-    return Arm("EMA", "Adam", Spring.ema(decay))
+    """Return an ordinary EMA around Adam."""
+    return Arm(EMA, "Adam", Spring.ema(decay))
 
 
-def belay(spring: Spring, name: str = "BELAY") -> Arm:
-    """BELAY around Adam."""
+def belay(spring: Spring, name: str = BELAY) -> Arm:
+    """Return BELAY around Adam."""
     return Arm(name, "Adam", spring, effective_scale=spring.effective_lr_scale)
 
 
 def matched(spring: Spring) -> Arm:
-    """The EMA of a spring's averaging rate, at its effective learning rate: what is left is the pull."""
+    """Return the EMA with a spring's averaging rate and effective learning rate: BELAY differs only by its pull."""
     scale = spring.effective_lr_scale
-    return Arm("matched EMA", "Adam", spring.matched_ema(), lr_scale=scale, effective_scale=scale)
+    return Arm(MATCHED, "Adam", spring.matched_ema(), lr_scale=scale, effective_scale=scale)
 
 
 def coupled(theta: float, rate: float = AVERAGING) -> Arm:
-    """A member of the centre-of-mass family; +0.25 is the side of BELAY, −0.5 the other."""
+    """Return a member of the centre-of-mass family: θ > 0 as in BELAY, θ = 0 for EMA, or θ < 0."""
     sign = "" if theta == 0 else "+" if theta > 0 else "−"
     return Arm(f"θ {sign}{abs(theta):g}", "Adam", centred(theta=theta, rate=rate))
 
 
-def heavier(share: float) -> tuple[Arm, ...]:
-    """Table 1's BELAY with the appendix's masses, for a run `share` times as long."""
+def heavier_arms(share: float) -> tuple[Arm, ...]:
+    """Return Table 1's BELAY with the appendix's masses, for a run `share` times as long."""
     return tuple(
-        belay(stretched(replace(MNIST_BELAY, m1=m1), share), f"BELAY m1 {name}") for name, m1 in MASSES.items()
+        belay(stretch(replace(MNIST_BELAY, m1=m1), share), f"{BELAY} m1 {name}") for name, m1 in MASSES.items()
     )
 
 
-def three(spring: Spring) -> tuple[Arm, Arm, Arm]:
-    """EMA, the matched EMA and BELAY, which reach equally far back."""
+def standard_arms(spring: Spring) -> tuple[Arm, Arm, Arm]:
+    """Return EMA, the matched EMA and BELAY, all with the same averaging rate."""
     return ema(spring.matched_ema().decay), matched(spring), belay(spring)
 
 
-def stretched(spring: Spring, share: float) -> Spring:
-    """The spring for a run `share` times as long: masses in proportion; of an EMA, its rate in inverse proportion.
+def stretch(spring: Spring, share: float) -> Spring:
+    """Return the spring for a run `share` times as long: masses grow in proportion, and an EMA's rate falls inversely.
 
-    Both keep κ·T, which is the paper's k(T) rule (§3.3), for k/m is all that counts.
+    Both keep κ·T. That is the paper's k(T) rule (§3.3), because only k/m matters.
 
-    >>> stretched(Spring(k=1.0, m1=2000.0, m2=500.0), 0.5)
+    >>> stretch(Spring(k=1.0, m1=2000.0, m2=500.0), 0.5)
     Spring(k=1.0, m1=1000.0, m2=250.0)
-    >>> stretched(Spring.ema(decay=0.75), 0.5)
+    >>> stretch(Spring.ema(decay=0.75), 0.5)
     Spring.ema(decay=0.5)
     """
     if spring.m1 == math.inf:
@@ -100,82 +99,90 @@ def stretched(spring: Spring, share: float) -> Spring:
     return replace(spring, m1=spring.m1 * share, m2=spring.m2 * share)
 
 
-# The studies. `share` is a budget: of the steps as they stand, and of the masses with them. -------------------------
+# The studies. `share` is a budget: it scales the steps, and the masses with them. -------------------------------------
 
 
 def rates(seeds: Sequence[int] = range(3), share: float = 1.0) -> Iterator[Group]:
-    """MNIST over learning rates, with the appendix's masses at the paper's rate and at a usual one."""
-    spring, steps = stretched(MNIST_BELAY, share), round(3000 * share)
-    lanes = [Lane(arm, lr) for lr in RATES for arm in three(spring)]
-    lanes += [Lane(arm, lr) for lr in (USUAL_RATE, PAPER_RATE) for arm in heavier(share)]
-    masses = "BELAY is the paper's setting alone; its heavier masses were run at two learning rates only."
+    """Yield MNIST over learning rates, with the appendix's masses at the paper's rate and at a usual one."""
+    spring, steps = stretch(MNIST_BELAY, share), round(3000 * share)
+    lanes = [Lane(arm, lr) for lr in RATES for arm in standard_arms(spring)]
+    lanes += [Lane(arm, lr) for lr in (USUAL_RATE, PAPER_RATE) for arm in heavier_arms(share)]
+    masses = "BELAY has only the paper's masses here; the heavier masses were run at two learning rates."
     for seed in seeds:
         group = Group("rates", "mnist", SMALL_NCSN, tuple(lanes), seed, steps, batch=32)
-        yield replace(group, differs=(*_mnist(group, spring), masses))
+        yield replace(group, differs=(*_mnist_differences(group, spring), masses))
 
 
 def table1(best: Mapping[str, float], seeds: Sequence[int] = (3, 4, 5), share: float = 1.0) -> Iterator[Group]:
-    """Table 1 and Figure 4: the larger network, longer, with FID; fresh seeds.
+    """Yield Table 1 and Figure 4: a larger network, longer runs, FID, and fresh seeds.
 
-    Every arm is trained at the rates that are best for any of them, and at the paper's; images are made at an arm's own
-    best rate, at the lowest of these, which all bear, and at the paper's. A heavier BELAY that `best` has a rate for is
-    trained at that one.
+    Every arm is trained at the best rate of each arm, and at the paper's. Images are made at an arm's own best rate, at
+    the lowest best rate, which works for all arms, and at the paper's. A heavier BELAY is trained only if `best` has a
+    rate for it, and only at that rate.
     """
-    spring, steps = stretched(MNIST_BELAY, share), round(5000 * share)
-    lanes = tuple(Lane(arm, lr) for lr in sorted({*best.values(), PAPER_RATE}) for arm in three(spring))
-    lanes += tuple(Lane(arm, best[arm.name]) for arm in heavier(share) if arm.name in best)
+    spring, steps = stretch(MNIST_BELAY, share), round(5000 * share)
+    lanes = tuple(Lane(arm, lr) for lr in sorted({*best.values(), PAPER_RATE}) for arm in standard_arms(spring))
+    lanes += tuple(Lane(arm, best[arm.name]) for arm in heavier_arms(share) if arm.name in best)
     masses = (
-        "Rates and mass are those that did best in the short runs of a smaller network, from other seeds; the heavier "
-        "masses were tried at two rates only."
+        "Rates and mass are the best of the short runs, which have a smaller network and other seeds; the heavier "
+        "masses were tried at two rates."
     )
     drawn = {arm: (lr, min(best.values()), PAPER_RATE) for arm, lr in best.items()}
     fids = tuple(i for i, lane in enumerate(lanes) if lane.lr in drawn[lane.arm.name])
     for seed in seeds:
         group = Group("table1", "mnist", NCSN(), lanes, seed, steps, batch=64, points=8, fids=fids)
-        yield replace(group, differs=(*_mnist(group, spring), masses))
+        yield replace(group, differs=(*_mnist_differences(group, spring), masses))
 
 
 def sign(seeds: Sequence[int] = range(5), share: float = 1.0) -> Iterator[Group]:
-    """The sign of the spring: one averaging rate, θ from −0.9 to +1, at three learning rates."""
+    """Yield the sign of the spring: one averaging rate, θ from −0.9 to +1, at three learning rates."""
     lanes = tuple(Lane(coupled(theta, AVERAGING / share), lr) for lr in SIGN_RATES for theta in THETAS)
-    about = ("The paper has no such experiment: it knows only θ > 0.",)
+    differs = ("The paper has no such experiment: its springs all have θ > 0.",)
     for seed in seeds:
-        yield Group("sign", "mnist", MNIST_EDM, lanes, seed, round(2000 * share), batch=32, differs=about)
+        yield Group("sign", "mnist", MNIST_EDM, lanes, seed, round(2000 * share), batch=32, differs=differs)
 
 
 def cifar10(seeds: Sequence[int] = range(3), share: float = 1.0) -> Iterator[Group]:
-    """CIFAR-10, with the paper's masses scaled to the length of the run, and the other sign of the spring."""
+    """Yield CIFAR-10, with the paper's masses scaled to the length of the run, and the other sign of the spring."""
     steps = round(1200 * share)
-    spring = stretched(CIFAR10_BELAY, steps / CIFAR10_STEPS)
-    arms = (*three(spring), coupled(-0.5, spring.coupling().rate))
+    spring = stretch(CIFAR10_BELAY, steps / CIFAR10_STEPS)
+    arms = (*standard_arms(spring), coupled(-0.5, spring.coupling().rate))
     lanes = tuple(Lane(arm, USUAL_RATE) for arm in arms)
     for seed in seeds:
         group = Group("cifar10", "cifar10", CIFAR10_EDM, lanes, seed, steps, batch=128, ramp=0.05, points=8)
-        yield replace(group, differs=_cifar10(group, spring), fids=tuple(range(len(lanes))))
+        yield replace(group, differs=_cifar10_differences(group, spring), fids=tuple(range(len(lanes))))
 
 
 STUDIES = {"mnist": ("rates", "table1"), "sign": ("sign",), "cifar10": ("cifar10",)}  # of each part of the report
+PLANS: dict[str, Callable[..., Iterator[Group]]] = {
+    "rates": rates,
+    "table1": table1,
+    "sign": sign,
+    "cifar10": cifar10,
+}  # the groups of each study
 
 
-def _mnist(group: Group, spring: Spring) -> tuple[str, ...]:
+def _mnist_differences(group: Group, spring: Spring) -> tuple[str, ...]:
+    """Return how a study of MNIST differs from the paper's, one sentence each."""
     features, rate = group.objective.describe()["features"], spring.coupling().rate
     return (
         f"The paper prints neither its network's size nor how long it was trained: here {features} features, "
         f"{group.steps:,} steps and batches of {group.batch}.",
-        f"Nor does it print EMA's decay: here {1 - rate:.6g}, so that it reaches as far back as BELAY.",
+        f"The paper prints no decay for EMA: here {1 - rate:.6g}, so that EMA averages over as many steps as BELAY.",
         "Noise levels and step size follow the rules of NCSNv2, whose authors have no setting for MNIST.",
-        f"The run is short for a memory of {1 / rate:,.0f} steps: {spring.decay**group.steps:.1%} of an average at the "
-        "end are the weights of the start.",
+        f"The run is short for an average over {1 / rate:,.0f} steps: at the end, the initial weights still make up "
+        f"{spring.decay**group.steps:.1%} of it.",
     )
 
 
-def _cifar10(group: Group, spring: Spring) -> tuple[str, ...]:
+def _cifar10_differences(group: Group, spring: Spring) -> tuple[str, ...]:
+    """Return how the study of CIFAR-10 differs from the paper's, one sentence each."""
     channels = group.objective.describe()["channels"]
     return (
         f"The network is smaller than EDM's 55.7 million weights, {channels} channels, without "
         f"augmentation and dropout, and sees {group.steps * group.batch:,} images instead of 200 million.",
         f"The masses are the paper's, scaled to the number of steps: m1 = {spring.m1:.4g} and m2 = {spring.m2:.4g}.",
-        f"EMA has the averaging rate of that spring, {spring.coupling().rate:.3g} a step; EDM's own has another.",
+        f"EMA has the averaging rate of that spring, {spring.coupling().rate:.3g} per step, not EDM's own.",
         "One learning rate was run, and no BELAY was tuned.",
-        "A network trained for so short a time makes poor images: the distances tell only how the arms compare.",
+        "Such short training gives poor images: the FIDs only compare the arms with each other.",
     )

@@ -1,10 +1,10 @@
-"""What the score models show besides charts: tables of results beside the paper's, of speeds, and grids of samples."""
+"""The tables and sample grids of the score models: results beside the paper's, speeds, images."""
 
 import base64
 import io
 import math
-from collections.abc import Collection, Iterable, Sequence
-from statistics import stdev
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib import image
@@ -12,57 +12,59 @@ from matplotlib import image
 from torchbelay.lab.arms import EMA
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.report import style
+from torchbelay.lab.report.words import listed
 
-from .analysis import ARMS, Study, fids, is_lost, of
-from .figures import MODELS, colour, listed
+from .analysis import ARMS, StudyResults, fids, is_lost, select
+from .captions import MODELS
+from .figures import arm_colour
+from .formats import DATASETS
 
-_DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-TARGET = 0.01  # of a step's time: averaging should take less
-ABREAST = 5  # pictures of samples in a row, where they do not make columns
+TARGET = 0.01  # the share of a step's time that averaging should stay below
+ABREAST = 5  # grids per row, if arms and rates do not fill columns and rows
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
-RATIO = "w2 test ÷ EMA's there"  # at the same learning rate
+RATIO = "w2 test ÷ EMA's"  # at the same learning rate
 COLUMNS = ("", "w2 train", "w2 test", "w2 FID", RATIO, "w1 train", "w1 test", "w1 FID", "Seeds")
 
 
-def results(rows: Sequence[tuple[str, ...]]) -> Table:
-    """A table of these rows, without the columns of which nothing is known."""
+def results_table(rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return a table of these rows, without columns that would be empty."""
     known = [i for i in range(len(COLUMNS)) if any(row[i] != MISSING for row in rows)]
     return Table(tuple(COLUMNS[i] for i in known), tuple(tuple(row[i] for i in known) for row in rows))
 
 
-def printed(name: str, train: str, test: str, fid: str) -> tuple[str, ...]:
-    """A row of the paper's own table; it does not say how many runs it is from."""
+def paper_row(name: str, train: str, test: str, fid: str) -> tuple[str, ...]:
+    """Return a row with the paper's numbers; the paper does not print the number of runs."""
     return (f"The paper: {name}", train, test, fid, *[MISSING] * 5)
 
 
-def result(records: Sequence[Record], study: Study, arm: str, lr: float) -> tuple[str, ...]:
-    """A row of ours: the mean over the seeds that are not lost and, of several, their standard deviation."""
+def results_row(records: Sequence[Record], study: StudyResults, arm: str, lr: float) -> tuple[str, ...]:
+    """Return a row of ours: the mean over the seeds that are not lost and, for several, their standard deviation."""
     cells = [f"{arm} at {lr:g}"]
     for weights in ("w2", "w1"):
         for images in ("train", "test"):
             losses = study.losses(arm, lr, weights, images).values()
-            cells.append(cell((None if is_lost(loss) else loss for loss in losses), "#.3g"))
+            cells.append(mean_cell((None if is_lost(loss) else loss for loss in losses), "#.3g"))
         cells.append(fid_cell(records, study, arm, lr, weights))
         if weights == "w2":
             cells.append(_against_ema(study, arm, lr))
-    return (*cells, str(len(study.at(arm, lr))))
+    return (*cells, str(len(study.runs_at(arm, lr))))
 
 
-def _against_ema(study: Study, arm: str, lr: float) -> str:
-    """The ratio of the seeds that neither lost; how many were, the losses beside it say."""
+def _against_ema(study: StudyResults, arm: str, lr: float) -> str:
+    """Return the ratio to EMA over the seeds that neither arm lost; the cells beside it count the lost ones."""
     found = study.compare(arm, EMA, lr)
     if arm == EMA:
         return "1" if found.point else MISSING
-    some = found.unpaired and found.ratio is not None
-    return f"{found.size or MISSING}{f', {found.seeds - found.unpaired} of {found.seeds} pairs' if some else ''}"
+    partial = found.unpaired and found.ratio is not None
+    return f"{found.size or MISSING}{f', {found.seeds - found.unpaired} of {found.seeds} pairs' if partial else ''}"
 
 
-def cell(values: Iterable[float | None], form: str) -> str:
-    """Mean ± standard deviation; None is lost.
+def mean_cell(values: Iterable[float | None], form: str) -> str:
+    """Return mean ± standard deviation; None counts as lost.
 
-    >>> cell([0.0412, 0.0408, None], "#.3g"), cell([], ".1f"), cell([None], "#.3g")
+    >>> mean_cell([0.0412, 0.0408, None], "#.3g"), mean_cell([], ".1f"), mean_cell([None], "#.3g")
     ('0.0410 ± 0.0003, 1 of 3 lost', '–', 'lost')
     """
     values = list(values)
@@ -70,28 +72,28 @@ def cell(values: Iterable[float | None], form: str) -> str:
     if not known:
         return "lost" if values else MISSING
     average = math.fsum(known) / len(known)
-    text = f"{average:{form}}" + (f" ± {_short(stdev(known))}" if len(known) > 1 else "")
+    text = f"{average:{form}}" + (f" ± {_one_digit(stdev(known))}" if len(known) > 1 else "")
     return text if len(known) == len(values) else f"{text}, {len(values) - len(known)} of {len(values)} lost"
 
 
-def fid_cell(records: Sequence[Record], study: Study, arm: str, lr: float, weights: str = "w2") -> str:
-    """The FIDs of the seeds, and of how many there are any, if not of all."""
-    found, trained = fids(records, study, arm, lr, weights), len(study.at(arm, lr))
-    return cell(found.values(), ".1f") + (f", {len(found)} of {trained} drawn" if 0 < len(found) < trained else "")
+def fid_cell(records: Sequence[Record], study: StudyResults, arm: str, lr: float, weights: str = "w2") -> str:
+    """Return the mean FID over the seeds, and how many seeds have one, if not all."""
+    found, trained = fids(records, study, arm, lr, weights), len(study.runs_at(arm, lr))
+    return mean_cell(found.values(), ".1f") + (f", {len(found)} of {trained} drawn" if 0 < len(found) < trained else "")
 
 
-def _short(value: float) -> str:
-    """One digit, never as a power of ten.
+def _one_digit(value: float) -> str:
+    """Return a number with one digit, never as a power of ten.
 
-    >>> _short(0.000063), _short(0.0), _short(3.2)
+    >>> _one_digit(0.000063), _one_digit(0.0), _one_digit(3.2)
     ('0.00006', '0', '3')
     """
     return f"{float(f'{value:.1g}'):.7f}".rstrip("0").rstrip(".")
 
 
-def sampling(records: Sequence[Record], study: str) -> str:
-    """How the FIDs were computed, as a sentence; that they were not, if so."""
-    found = of(records, "fid", study=study)
+def describe_sampling(records: Sequence[Record], study: str) -> str:
+    """Return how the FIDs were computed, or that they were not, as a sentence."""
+    found = select(records, "fid", study=study)
     if not found:
         return "FID has not been run."
     counts, samplers, references, networks = (
@@ -103,23 +105,23 @@ def sampling(records: Sequence[Record], study: str) -> str:
     return f"FID: {counts} samples ({samplers}) against {references}, by {networks}."
 
 
-def fid_checks(records: Sequence[Record]) -> tuple[str, ...]:
-    """What all that computes a FID gives where the answer is known, as notes."""
+def fid_check_notes(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return notes on the check of the FID computation against a known value."""
     return tuple(
-        f"A check of all that computes FID, on {r['images']}: it gives {r['fid']:.8g}, and torch-fidelity records "
+        f"Check of the FID computation, on {r['images']}: it gives {r['fid']:.8g}; torch-fidelity records "
         f"{r['recorded']:.8g}."
-        for r in of(records, "fid check")
+        for r in select(records, "fid check")
     )
 
 
-def speed(records: Sequence[Record], part: str) -> Plate | None:
-    """How many images a second, beside what the arithmetic of the device would allow."""
-    found = of(records, "throughput")
+def speed_plate(records: Sequence[Record], part: str) -> Plate | None:
+    """Return the images per second, beside the limit of the device's arithmetic; None without records."""
+    found = select(records, "throughput")
     if not found:
         return None
     rows = [
         (
-            f"{MODELS.get(r['model'], r['model'])} on {_DATA.get(r['dataset'], r['dataset'])}, {r['how']}",
+            f"{MODELS.get(r['model'], r['model'])} on {DATASETS[r['dataset']].title}, {r['how']}",
             f"{r['parameters']:,}",
             f"{r['batch']} × {r['side_by_side']}",
             f"{r['images_per_s']:,.0f}",
@@ -135,23 +137,28 @@ def speed(records: Sequence[Record], part: str) -> Plate | None:
             for name, limit in dict.fromkeys((r["device"], r["limit_tflops"]) for r in found)
         ]
     )
-    caption = (
-        f"Training, forward and backward, on {devices}: images a second of all networks that train side by side, and "
-        "the most that the device could do if it did nothing but their arithmetic. What averaging takes of a step: two "
-        "groups of networks, with and without the average, take turns, and the medians of five rounds are compared; a "
-        f"share below 0 is noise. The target is under {TARGET:.0%}."
+    shares = [r["averaging_share"] for r in found if r.get("averaging_share") is not None]
+    most = max(shares, default=0.0)
+    cost = f"takes at most {most:.1%} of a step" if most > 0 else "costs nothing that exceeds the noise"
+    cost = f" Averaging {cost}; the target is under {TARGET:.0%}." if shares else ""
+    caption = f"Images per second of all networks that train side by side, beside the limit of the arithmetic.{cost}"
+    notes = (
+        f"Measured for forward and backward passes on {devices}. The limit is the speed at which the device would do "
+        "nothing but the networks' arithmetic.",
+        "The cost of averaging: two groups of networks, with and without the average, take turns, and the medians of "
+        "five rounds are compared. A share below 0 is noise.",
     )
-    return Plate(f"{part}-speed", "How fast it trains", caption, Table(columns, tuple(rows)))
+    return Plate(f"{part}-speed", "How fast it trains", caption, Table(columns, tuple(rows)), notes)
 
 
 def _limit(record: Record) -> tuple[str, str]:
-    """What the arithmetic allows, and how near to it this is; not known of every device."""
+    """Return the limit of the arithmetic and the share of it that is reached; unknown for some devices."""
     most = record["arithmetic_limit_images_per_s"]
     return (MISSING, MISSING) if most is None else (f"{most:,.0f}", f"{record['images_per_s'] / most:.0%}")
 
 
 def _share(share: float | None) -> str:
-    """Of a step's time.
+    """Return the share of a step's time that averaging takes, as text.
 
     >>> _share(0.0042), _share(-0.012), _share(None)
     ('0.4%', 'within noise (−1.2%)', '–')
@@ -164,10 +171,10 @@ def _share(share: float | None) -> str:
 # Samples --------------------------------------------------------------------------------------------------------------
 
 
-def samples(records: Sequence[Record], part: str, title: str) -> Plate | None:
-    """Grids of samples, and which arms have none, as they are lost."""
-    drawn = of(records, "grid", weights="w2") or of(records, "grid")
-    studies = {name: Study(records, name) for name in {r["study"] for r in drawn}}
+def samples_plate(records: Sequence[Record], part: str, title: str) -> Plate | None:
+    """Return grids of samples; a note names the arms that have none because they are lost."""
+    drawn = select(records, "grid", weights="w2") or select(records, "grid")
+    studies = {name: StudyResults(records, name) for name in {r["study"] for r in drawn}}
     found = [r for r in drawn if _works(studies[r["study"]], r)]
     if not found:
         return None
@@ -178,28 +185,44 @@ def samples(records: Sequence[Record], part: str, title: str) -> Plate | None:
     axes: Any = fig.subplots(rows, columns, squeeze=False)
     for ax in axes.flat:
         ax.axis("off")
-    for ax, (arm, lr) in zip(axes.flat, order, strict=False):  # the last row may have room left
+    for ax, (arm, lr) in zip(axes.flat, order, strict=False):  # the last row may be shorter
         pixels = image.imread(io.BytesIO(base64.b64decode(first[arm, lr]["png"])), format="png")
         ax.imshow(pixels, cmap="gray", interpolation="none")
-        ax.set_title(f"{arm}, {lr:g}", fontsize=9, loc="center", color=colour(arm))
+        ax.set_title(f"{arm}, {lr:g}", fontsize=9, loc="center", color=arm_colour(arm))
     seeds = sorted({r["seed"] for r in first.values()})
-    same = f"of seed {seeds[0]}, from the same noise everywhere" if len(seeds) == 1 else "of several seeds"
-    told = {(arm, lr): fid_cell(records, studies[first[arm, lr]["study"]], arm, lr) for arm, lr in order}
-    said = "; ".join(f"{arm} at {lr:g} {fid}" for (arm, lr), fid in told.items() if fid != MISSING)
-    caption = (
-        f"Drawn with the average's weights at the end of training, {same}: the first ones, not chosen. Above each its "
-        f"arm and learning rate.{f' FID, mean over seeds: {said}.' if said else ''}{_nothing_to_draw(records)}"
+    source = f"of seed {seeds[0]}, from the same noise for every arm" if len(seeds) == 1 else "of several seeds"
+    fid_range = _fid_range(records, studies, first)
+    caption = f"The first samples of each arm and learning rate, not selected, {source}.{fid_range}"
+    cells = {(arm, lr): fid_cell(records, studies[first[arm, lr]["study"]], arm, lr) for arm, lr in order}
+    values = "; ".join(f"{arm} at {lr:g} {fid}" for (arm, lr), fid in cells.items() if fid != MISSING)
+    notes = (
+        "Made with the average w2 at the end of training.",
+        *([f"FID, mean over seeds: {values}."] if values else []),
+        *_lost_note(records),
     )
-    return Plate(f"{part}-samples", title, caption, fig)
+    return Plate(f"{part}-samples", title, caption, fig, notes)
+
+
+def _fid_range(records: Sequence[Record], studies: Mapping[str, StudyResults], grids: Mapping["Key", Record]) -> str:
+    """Return the lowest and the highest mean FID of the arms shown, as a sentence; empty without FIDs."""
+    means = {
+        f"{arm} at {lr:g}": fmean(known)
+        for (arm, lr), grid in grids.items()
+        if (known := [x for x in fids(records, studies[grid["study"]], arm, lr).values() if x is not None])
+    }
+    if not means:
+        return ""
+    low, high = (choose(means, key=lambda name: means[name]) for choose in (min, max))
+    return f" Their FID goes from {means[low]:.1f} ({low}) to {means[high]:.1f} ({high})."
 
 
 Key = tuple[str, float]  # an arm and its learning rate
 
 
 def _places(keys: Collection[Key]) -> tuple[list[Key], int]:
-    """In which order pictures stand, and how many in a row.
+    """Return the order of the grids, and how many stand in a row.
 
-    An arm a column and a learning rate a row, if every arm is at every rate; else arm after arm, without holes.
+    If every arm is at every rate, arms are columns and learning rates are rows; else arm follows arm without gaps.
 
     >>> _places([("BELAY", 0.1), ("EMA", 0.2), ("BELAY", 0.2), ("EMA", 0.1)])
     ([('EMA', 0.1), ('BELAY', 0.1), ('EMA', 0.2), ('BELAY', 0.2)], 2)
@@ -212,22 +235,24 @@ def _places(keys: Collection[Key]) -> tuple[list[Key], int]:
     return sorted(keys, key=lambda key: (_rank(key[0]), key[1])), min(ABREAST, len(keys))
 
 
-def _works(study: Study, grid: Record) -> bool:
-    """Whether the network that made a grid is not lost: a collapsed one makes noise."""
-    losses = study.kept(grid["arm"], grid["lr"], grid["weights"])
+def _works(study: StudyResults, grid: Record) -> bool:
+    """Whether the network that made a grid is not lost: a collapsed network makes noise."""
+    losses = study.valid_losses(grid["arm"], grid["lr"], grid["weights"])
     return losses.get(grid["seed"], 0.0) is not None
 
 
-def _nothing_to_draw(records: Sequence[Record]) -> str:
-    """Which arms lost every seed at which rates, as a sentence, where a FID was asked for."""
-    gone: dict[float, list[str]] = {}
-    asked = {(r["arm"], r["lr"]): Study(records, r["study"]) for r in of(records, "fid")}
-    for arm, lr in sorted(asked, key=_by_rate):
-        seeds = asked[arm, lr].kept(arm, lr) or fids(records, asked[arm, lr], arm, lr)  # a FID's run may be missing
+def _lost_note(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return which arms with FID records lost every seed, and at which rates, as a note."""
+    lost: dict[float, list[str]] = {}
+    measured = {(r["arm"], r["lr"]): StudyResults(records, r["study"]) for r in select(records, "fid")}
+    for arm, lr in sorted(measured, key=_by_rate):
+        seeds = measured[arm, lr].valid_losses(arm, lr) or fids(
+            records, measured[arm, lr], arm, lr
+        )  # its run may be missing
         if not any(seeds.values()):
-            gone.setdefault(lr, []).append(arm)
-    said = [f"at {lr:g} {listed(arms)}" for lr, arms in gone.items()]
-    return f" Lost, so that there is nothing to draw: {'; '.join(said)}." if said else ""
+            lost.setdefault(lr, []).append(arm)
+    texts = [f"at {lr:g} {listed(arms)}" for lr, arms in lost.items()]
+    return (f"Not shown, because every seed is lost: {'; '.join(texts)}.",) if texts else ()
 
 
 def _by_rate(key: Key) -> tuple[float, tuple[int, str]]:

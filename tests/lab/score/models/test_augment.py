@@ -1,4 +1,4 @@
-"""Augmentation: every change against a direct computation, nothing at all where nothing happens, and honest labels."""
+"""Augmentation: every change against a direct computation, no change for zeros, and labels that match."""
 
 import math
 

@@ -289,9 +289,9 @@ def test_a_small_network_learns_two_images() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"augment": 1.2}, r"augment=1\.2: a probability, from 0 to 1"),
-        ({"sigma_data": 0.0}, r"sigma_data=0\.0: a standard deviation, above 0"),
-        ({"p_std": -1.0}, r"p_std=-1\.0: a standard deviation, 0 or more"),
+        ({"augment": 1.2}, r"augment=1\.2: give a probability, from 0 to 1"),
+        ({"sigma_data": 0.0}, r"sigma_data=0\.0: give a standard deviation, above 0"),
+        ({"p_std": -1.0}, r"p_std=-1\.0: give a standard deviation, 0 or more"),
         ({"steps": 1}, r"steps=1: the sampler needs at least 2"),
     ],
 )

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.tiny_score import EDM_PRESET, NCSN_PRESET
+from helpers.score_models import EDM_PRESET, NCSN_PRESET
 from torchbelay.lab.part import LabError
-from torchbelay.lab.score.training.budget import REPORTS, Budget, Plan, Speed, smallest
+from torchbelay.lab.score.training.budget import REPORTS, Budget, Plan, Speed, fewest_steps
 from torchbelay.lab.score.training.presets import PRESETS, Preset
 from torchbelay.physics.spring import Spring
 
@@ -42,14 +42,14 @@ def test_what_is_none_is_refused_with_examples(text: str) -> None:
 
 def test_without_a_budget_the_plan_is_the_presets() -> None:
     preset = PRESETS["table1-belay"]
-    plan = Plan.of(preset)
+    plan = Plan.make(preset)
     assert (plan.steps, plan.images, plan.batch) == (200_000, 25_600_000, 128)
     assert plan.lane == preset.lane()
     assert plan.every * REPORTS == 200_000
 
 
 def test_a_budget_scales_masses_schedule_and_reports() -> None:
-    plan = Plan.of(PRESETS["cifar10-belay"], images=20_000_000)
+    plan = Plan.make(PRESETS["cifar10-belay"], images=20_000_000)
     assert (plan.steps, plan.images) == (39_062, 39_062 * 512)
     share = 39_062 / 390_625
     assert plan.lane.arm.method == Spring(k=1.0, m1=20_000 * share, m2=2000 * share)
@@ -60,55 +60,55 @@ def test_a_budget_scales_masses_schedule_and_reports() -> None:
 
 
 def test_a_budget_scales_the_rate_of_an_ema() -> None:
-    plan = Plan.of(PRESETS["table1-ema"], images=2_560_000)
+    plan = Plan.make(PRESETS["table1-ema"], images=2_560_000)
     assert isinstance(plan.lane.arm.method, Spring)
     assert plan.lane.arm.method.decay == pytest.approx(0.99)
 
 
 def test_without_a_ramp_the_rate_is_whole_from_the_first_step() -> None:
-    assert Plan.of(NCSN_PRESET).lr_scale(1) == 1.0
+    assert Plan.make(NCSN_PRESET).lr_scale(1) == 1.0
 
 
 @pytest.mark.parametrize("name", ["table1-belay", "table1-ema", "table1-matched", "cifar10-ema", "cifar10-belay"])
 def test_the_smallest_budget_that_is_named_is_accepted_and_a_step_less_is_not(name: str) -> None:
     preset = PRESETS[name]
     with pytest.raises(LabError, match=r"steps are too few for .*κ ≥ 1") as refused:
-        Plan.of(preset, images=preset.batch)
+        Plan.make(preset, images=preset.batch)
     named = str(refused.value).split("the smallest budget is ")[1].split(" ")[0]
     images = Budget.parse(named).images
     assert images is not None
-    plan = Plan.of(preset, images=images)
+    plan = Plan.make(preset, images=images)
     assert isinstance(plan.lane.arm.method, Spring)
     assert 0.9 < plan.lane.arm.method.coupling().rate < 1
     with pytest.raises(LabError, match="too few"):
-        Plan.of(preset, images=images - preset.batch)
+        Plan.make(preset, images=images - preset.batch)
 
 
 def test_a_time_is_shared_by_steps_and_reports() -> None:
-    plan = Plan.within(100.0, Speed(step_s=0.1, report_s=0.05), EDM_PRESET)
+    plan = Plan.fit_time(100.0, Speed(step_s=0.1, report_s=0.05), EDM_PRESET)
     assert plan.steps == int((100 - 50 * 0.05) / 0.1)
     assert -(-plan.steps // plan.every) <= REPORTS
 
 
 def test_slow_reports_are_fewer() -> None:
-    plan = Plan.within(100.0, Speed(step_s=0.1, report_s=4.0), EDM_PRESET)
+    plan = Plan.fit_time(100.0, Speed(step_s=0.1, report_s=4.0), EDM_PRESET)
     assert (plan.steps, plan.every) == (920, 460)  # 2 of them take 8 s
-    plan = Plan.within(100.0, Speed(step_s=0.1, report_s=30.0), EDM_PRESET)
+    plan = Plan.fit_time(100.0, Speed(step_s=0.1, report_s=30.0), EDM_PRESET)
     assert plan.steps == plan.every == 700
 
 
 def test_reports_that_were_asked_for_are_made() -> None:
-    plan = Plan.within(100.0, Speed(step_s=0.1, report_s=4.0), EDM_PRESET, every=10)
+    plan = Plan.fit_time(100.0, Speed(step_s=0.1, report_s=4.0), EDM_PRESET, every=10)
     assert (plan.steps, plan.every) == (200, 10)
 
 
 def test_too_short_a_time_is_refused_with_one_that_is_enough() -> None:
     speed = Speed(step_s=1.0, report_s=2.0)
     with pytest.raises(LabError, match=r"3 s are \d+ steps here, too few .*; give \d+s or more$") as refused:
-        Plan.within(3.0, speed, EDM_PRESET)
+        Plan.fit_time(3.0, speed, EDM_PRESET)
     enough = Budget.parse(str(refused.value).split("give ")[1].split(" ")[0]).seconds
     assert enough is not None
-    assert Plan.within(enough, speed, EDM_PRESET).steps >= smallest(EDM_PRESET)
+    assert Plan.fit_time(enough, speed, EDM_PRESET).steps >= fewest_steps(EDM_PRESET)
 
 
 @pytest.mark.parametrize("every", [None, 1, 3, 50])
@@ -120,27 +120,27 @@ def test_the_time_that_is_named_is_accepted_and_so_is_all_beyond(preset: Preset,
     for step_s, report_s in itertools.product(times, times):
         speed = Speed(step_s, report_s)
         with pytest.raises(LabError, match=r"; give \d+s or more$") as refused:
-            Plan.within(1e-4, speed, preset, every=every)
+            Plan.fit_time(1e-4, speed, preset, every=every)
         named = Budget.parse(str(refused.value).split("give ")[1].split(" ")[0]).seconds
         assert named is not None
         for later in (0, 1e-6, 0.5, 1, 2, 3, 7, 20, report_s, 10 * report_s, 20 * report_s, 3 * named):
-            assert Plan.within(named + later, speed, preset, every=every).steps >= smallest(preset)
+            assert Plan.fit_time(named + later, speed, preset, every=every).steps >= fewest_steps(preset)
 
 
 def test_the_time_that_is_named_is_no_longer_than_it_must_be() -> None:
     preset = replace(EDM_PRESET, spring=Spring(k=1.0, m1=1.0, m2=2.0))
-    assert smallest(preset) == 13
+    assert fewest_steps(preset) == 13
     for report_s, every, named in ((0.13, None, 15), (2.5, None, 16), (9.5, None, 23), (2.5, 1, 46), (2.5, 4, 22)):
         with pytest.raises(LabError, match=rf"; give {named}s or more$"):
-            Plan.within(11.0, Speed(1.0, report_s), preset, every=every)
+            Plan.fit_time(11.0, Speed(1.0, report_s), preset, every=every)
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])
 def test_what_is_no_learning_rate_is_refused(lr: float) -> None:
-    with pytest.raises(LabError, match=r"--lr .* is no learning rate; give a number above 0"):
-        Plan.of(EDM_PRESET, lr=lr)
+    with pytest.raises(LabError, match=r"--lr .* is not a learning rate; give a number above 0"):
+        Plan.make(EDM_PRESET, lr=lr)
 
 
 def test_reports_at_no_steps_are_refused() -> None:
     with pytest.raises(LabError, match="--every 0"):
-        Plan.of(EDM_PRESET, every=0)
+        Plan.make(EDM_PRESET, every=0)

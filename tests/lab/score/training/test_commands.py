@@ -16,18 +16,18 @@ import torch
 from matplotlib.image import imread
 from torch import Tensor
 
-from helpers import tiny_score
+from helpers.score_models import EDM_PRESET, NCSN_PRESET, preset_images
 from torchbelay.cli import fid, main, sample, train
 from torchbelay.cli.parser import Parser
 from torchbelay.lab.score import data
-from torchbelay.lab.score import fid as frechet
+from torchbelay.lab.score import fid as fid_module
 from torchbelay.lab.score.training import commands
 from torchbelay.lab.score.training.budget import Plan
-from torchbelay.lab.score.training.commands import Trained, evaluations
+from torchbelay.lab.score.training.commands import TrainedModel, evaluations_per_image
 from torchbelay.lab.score.training.folder import Folder
-from torchbelay.lab.score.training.presets import PRESETS
+from torchbelay.lab.score.training.presets import PRESETS, Preset
 
-PRESET = replace(tiny_score.EDM_PRESET, images=32)
+PRESET = replace(EDM_PRESET, images=32)
 
 
 class Printed(NamedTuple):
@@ -46,7 +46,7 @@ def command(
     monkeypatch.delenv("TORCHBELAY_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(PRESETS, "tiny-edm", PRESET)
-    monkeypatch.setattr(data, "load", lambda name, path: tiny_score.of(PRESET))
+    monkeypatch.setattr(data, "load", lambda name, path: preset_images(PRESET))
 
     def command(line: str) -> Printed:
         status = main(shlex.split(line))
@@ -61,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "tiny-edm", PRESET)
-        patch.setattr(data, "load", lambda name, path: tiny_score.of(PRESET))
+        patch.setattr(data, "load", lambda name, path: preset_images(PRESET))
         assert main(["train", "tiny-edm", "--out", str(out), "--device", "cpu"]) == 0
     return out
 
@@ -110,9 +110,9 @@ def test_a_dry_run_tells_everything_and_writes_nothing(command: Callable[..., Pr
         "20,000 of 128 images: 2.56M images",
         "BELAY: Spring(k=1.0, m1=200.0, m2=50.0)",
         f"half-life {math.log(0.5) / math.log(1 - 0.0125):.4g} steps, 0.28% of the run; θ = 0.25",
-        "0.05 of Adam",
+        "0.05 for Adam",
         "loss .042 train / .040 test, FID 15.2",
-        "runs/table1-belay-seed0: to begin",
+        "runs/table1-belay-seed0: new",
         "nothing was run, and nothing written",
     ]
     for text in expected:
@@ -123,7 +123,7 @@ def test_a_dry_run_tells_everything_and_writes_nothing(command: Callable[..., Pr
 def test_a_dry_run_does_not_measure(command: Callable[..., Printed]) -> None:
     printed = command("train tiny-edm --dry-run --budget 10m --device cpu")
     assert printed.status == 0
-    assert "as many as take 10m here: measured first" in printed.out
+    assert "as many as fit into 10m: measured first" in printed.out
 
 
 def test_a_dry_run_knows_what_is_there(command: Callable[..., Printed], trained: Path) -> None:
@@ -165,13 +165,13 @@ def test_a_dry_run_refuses_the_data_that_a_run_would(
 def test_a_dry_run_of_a_timed_run_shows_what_was_measured_then(
     command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = replace(Plan.of(PRESET, images=40), every=3)  # fewer reports than a budget of images would have
-    monkeypatch.setattr(Plan, "within", lambda *_, **__: plan)
+    plan = replace(Plan.make(PRESET, images=40), every=3)  # fewer reports than a budget of images would have
+    monkeypatch.setattr(Plan, "fit_time", lambda *_, **__: plan)
     assert command("train tiny-edm --budget 2s --out run --device cpu").status == 0
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
     printed = command("train tiny-edm --budget 2s --out run --device cpu --dry-run")
     assert (printed.status, printed.err) == (0, "")
-    assert "5 of 8 images: 40 images, a report every 3" in printed.out
+    assert "5 of 8 images: 40 images, a report every 3 steps" in printed.out
     assert "run: finished" in printed.out
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
 
@@ -192,11 +192,11 @@ def test_a_dry_run_refuses_a_preset_that_has_changed(
         ("train tabel1-belay", "unknown preset 'tabel1-belay'; did you mean table1-belay"),
         ("train tiny-edm --budget 10M", "--budget '10M' is not understood; give a time, as 90s, 10m or 1.5h, or"),
         ("train table1-belay --budget 1kimg", "8 steps are too few for table1-belay"),
-        ("train tiny-edm --lr 0", "--lr 0 is no learning rate"),
+        ("train tiny-edm --lr 0", "--lr 0 is not a learning rate"),
         ("train tiny-edm --lr x", "argument --lr: invalid number value: 'x'"),
         ("train tiny-edm --every 0", "argument --every: '0' is not a whole number"),
         ("train tiny-edm --seed -1", "argument --seed: '-1' is not a whole number"),
-        ("train tiny-edm --device warp", "--device 'warp' is no device; give cuda, cuda:1 or cpu"),
+        ("train tiny-edm --device warp", "--device 'warp' is not a device; give cuda, cuda:1 or cpu"),
         ("train tiny-edm --checkpoint -1", "argument --checkpoint: '-1' is no number of minutes; give 0 or more"),
         ("train tiny-edm --checkpoint nan", "argument --checkpoint: 'nan' is no number of minutes; give 0 or more"),
         ("train tiny-edm --checkpoint inf", "argument --checkpoint: 'inf' is no number of minutes; give 0 or more"),
@@ -243,8 +243,8 @@ def test_what_is_not_installed_is_said_with_a_cure(
     command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("commands", "train"):
-        monkeypatch.delitem(sys.modules, f"torchbelay.lab.score.{module}")
-        monkeypatch.delattr(f"torchbelay.lab.score.{module}")
+        monkeypatch.delitem(sys.modules, f"torchbelay.lab.score.training.{module}")
+        monkeypatch.delattr(f"torchbelay.lab.score.training.{module}")
     monkeypatch.setitem(sys.modules, "rich.console", None)
     for line in ("train --list", "sample x", "fid x"):
         printed = command(line)
@@ -271,15 +271,15 @@ def test_the_weights_are_those_of_the_checkpoint(trained: Path, command: Callabl
     folder = Folder(trained)
     state = folder.load()
     assert state is not None
-    own = Trained.of(folder, "w1", torch.device("cpu"))
-    average = Trained.of(folder, "w2", torch.device("cpu"))
+    own = TrainedModel.load(folder, "w1", torch.device("cpu"))
+    average = TrainedModel.load(folder, "w2", torch.device("cpu"))
     assert own.step == average.step == 4
     averages = state["trainee"]["belay"]["averages"]["average"]["weights"]
     assert averages
-    for name, value in own.studio.network.state_dict().items():
+    for name, value in own.sampler.network.state_dict().items():
         assert torch.equal(value, state["trainee"]["network"][name])
     for name, value in averages.items():
-        assert torch.equal(average.studio.network.state_dict()[name], value)
+        assert torch.equal(average.sampler.network.state_dict()[name], value)
         assert name not in ("last.weight",) or not torch.equal(value, state["trainee"]["network"][name])
 
 
@@ -320,22 +320,22 @@ def test_a_preset_that_has_changed_cannot_be_sampled(
 def test_a_folder_that_is_no_run_is_told_without_out(
     command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.setattr(frechet, "Inception", Stub)
+    monkeypatch.setattr(fid_module, "Inception", Stub)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "checkpoint.pt").touch()
     printed = command(f"{name} other --device cpu")
     assert (printed.status, printed.out) == (2, "")
-    said = "other is no run: it has a checkpoint but no options.json; choose another folder"
+    said = "other is not a run: it has a checkpoint but no options.json; choose another folder"
     assert printed.err == f"torchbelay {name}: {said}\n"
 
 
-@pytest.mark.parametrize("preset", tiny_score.TINY.values(), ids=list(tiny_score.TINY))
-def test_the_evaluations_of_a_sampler_are_counted(preset: tiny_score.Preset) -> None:
+@pytest.mark.parametrize("preset", [NCSN_PRESET, EDM_PRESET], ids=["NCSN", "EDM"])
+def test_the_evaluations_of_a_sampler_are_counted(preset: Preset) -> None:
     ticks: list[int] = []
     network = preset.objective.network().eval()
     with torch.no_grad():
         preset.objective.sample(network, 2, torch.Generator().manual_seed(0), ticks.append)
-    assert sum(ticks) == 2 * evaluations(preset.objective)
+    assert sum(ticks) == 2 * evaluations_per_image(preset.objective)
 
 
 # torchbelay fid -------------------------------------------------------------------------------------------------------
@@ -351,9 +351,9 @@ class Stub:
         self.asked = 0
 
     def features(self, images: Tensor) -> Tensor:
-        assert data.dtype == torch.uint8
+        assert images.dtype == torch.uint8
         self.asked += len(images)
-        return torch.nn.functional.adaptive_avg_pool2d(data.float(), 2).flatten(1)
+        return torch.nn.functional.adaptive_avg_pool2d(images.float(), 2).flatten(1)
 
 
 def test_fid_is_printed_and_kept(
@@ -365,7 +365,7 @@ def test_fid_is_printed_and_kept(
         stubs.append(Stub(device, weights))
         return stubs[-1]
 
-    monkeypatch.setattr(frechet, "Inception", stub)
+    monkeypatch.setattr(fid_module, "Inception", stub)
     printed = command(f"fid {trained} --samples 9 --seed 3 --inception w.pth --device cpu")
     assert (printed.status, printed.err) == (0, "")
     assert command(f"fid {trained} --samples 9 --weights w1 --device cpu").status == 0
@@ -373,9 +373,9 @@ def test_fid_is_printed_and_kept(
     (trained / "fid.jsonl").unlink()
 
     folder, inception = Folder(trained), Stub(torch.device("cpu"), None)
-    made = Trained.of(folder, "w2", torch.device("cpu")).studio.make(9, seed=3)
-    reference = frechet.statistics(inception.features(tiny_score.of(PRESET).train))
-    assert average["fid"] == pytest.approx(frechet.fid(made, reference, inception), rel=1e-5)
+    made = TrainedModel.load(folder, "w2", torch.device("cpu")).sampler.make(9, seed=3)
+    reference = fid_module.statistics(inception.features(preset_images(PRESET).train))
+    assert average["fid"] == pytest.approx(fid_module.distance(made, reference, inception), rel=1e-5)
     assert printed.out.startswith(
         f"FID {average['fid']:.4g}: 9 images of w2 after step 4 (seed 3, Heun, 2 steps) against"
     )

@@ -14,7 +14,7 @@ import torch
 from torchbelay.lab.part import LabError
 from torchbelay.lab.records import write_bytes
 from torchbelay.lab.score.training import folder as folder_module
-from torchbelay.lab.score.training.folder import ASKED, FORMAT, Folder
+from torchbelay.lab.score.training.folder import FORMAT, OPTION_NAMES, Folder
 
 OPTIONS: dict[str, Any] = {
     "preset": "tiny",
@@ -42,12 +42,12 @@ def contents(folder: Folder) -> dict[str, bytes]:
 
 
 def test_what_was_begun_can_be_read_again(folder: Folder) -> None:
-    assert folder.asked() is None
+    assert folder.read_options() is None
     folder.begin(OPTIONS)
-    found = folder.asked()
+    found = folder.read_options()
     assert found is not None
     assert found["format"] == FORMAT
-    assert {name: found[name] for name in ASKED} == {name: OPTIONS[name] for name in ASKED}
+    assert {name: found[name] for name in OPTION_NAMES} == {name: OPTIONS[name] for name in OPTION_NAMES}
 
 
 def test_it_is_begun_only_once(folder: Folder) -> None:
@@ -58,12 +58,12 @@ def test_it_is_begun_only_once(folder: Folder) -> None:
 
 
 def test_the_same_options_go_on(folder: Folder) -> None:
-    folder.refuse_others(OPTIONS)  # nothing is there yet
-    folder.refuse_changes(OPTIONS["resolved"])
+    folder.refuse_other_options(OPTIONS)  # nothing is there yet
+    folder.refuse_changed_plan(OPTIONS["resolved"])
     folder.begin(OPTIONS)
     before = contents(folder)
-    folder.refuse_others(OPTIONS)
-    folder.refuse_changes(OPTIONS["resolved"])  # a tuple is a list in JSON, and the same
+    folder.refuse_other_options(OPTIONS)
+    folder.refuse_changed_plan(OPTIONS["resolved"])  # a tuple is a list in JSON, and the same
     assert contents(folder) == before
 
 
@@ -84,7 +84,7 @@ def test_another_option_is_refused_by_name(folder: Folder, name: str, value: obj
     folder.begin(OPTIONS)
     before = contents(folder)
     with pytest.raises(LabError) as error:
-        folder.refuse_others(OPTIONS | {name: value})
+        folder.refuse_other_options(OPTIONS | {name: value})
     assert str(error.value) == f"{folder.path} was begun with {said}; go on with that, or choose another --out"
     assert contents(folder) == before
 
@@ -92,9 +92,9 @@ def test_another_option_is_refused_by_name(folder: Folder, name: str, value: obj
 def test_a_preset_that_has_changed_is_refused(folder: Folder) -> None:
     folder.begin(OPTIONS)
     with pytest.raises(LabError, match=r"has changed: dropout was 0\.1, and is 0\.2 now; train in another"):
-        folder.refuse_changes(OPTIONS["resolved"] | {"dropout": 0.2})
+        folder.refuse_changed_plan(OPTIONS["resolved"] | {"dropout": 0.2})
     with pytest.raises(LabError, match=r"has changed: new was None, and is 1 now"):
-        folder.refuse_changes(OPTIONS["resolved"] | {"new": 1})
+        folder.refuse_changed_plan(OPTIONS["resolved"] | {"new": 1})
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"format": 1}', "\x00"])
@@ -102,21 +102,21 @@ def test_damaged_options_are_refused(folder: Folder, damage: str) -> None:
     folder.begin(OPTIONS)
     folder.options.write_text(damage)
     with pytest.raises(LabError, match=r"^cannot read .*options\.json .*; move the folder away$"):
-        folder.asked()
+        folder.read_options()
 
 
 def test_options_of_another_format_are_refused(folder: Folder) -> None:
     folder.begin(OPTIONS)
     folder.options.write_text(json.dumps(OPTIONS | {"format": 99}))
     with pytest.raises(LabError, match=r"has format 99, this version reads"):
-        folder.asked()
+        folder.read_options()
 
 
 def test_a_checkpoint_without_options_is_not_overwritten(folder: Folder) -> None:
     folder.path.mkdir(parents=True)
     folder.save({"step": 3})
-    with pytest.raises(LabError, match=r"is no run: it has a checkpoint but no options\.json; choose another folder$"):
-        folder.asked()
+    with pytest.raises(LabError, match=r"is not a run: it has a checkpoint but no options\.json; choose another"):
+        folder.read_options()
 
 
 def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
@@ -134,22 +134,25 @@ needs_locks = pytest.mark.skipif(folder_module.fcntl is None, reason="this syste
 
 @needs_locks
 def test_it_is_held_by_one_at_a_time(folder: Folder) -> None:
-    with folder.held():
+    with folder.locked():
         before = contents(folder)
-        with pytest.raises(LabError, match=BUSY), Folder(folder.path).held():
+        with pytest.raises(LabError, match=BUSY), Folder(folder.path).locked():
             raise AssertionError("both are there")
         assert contents(folder) == before
-        with pytest.raises(LabError, match=BUSY), Folder(folder.path).held():  # the one refused has let nobody in
+        with (
+            pytest.raises(LabError, match=BUSY),
+            Folder(folder.path).locked(),
+        ):  # it stays locked
             raise AssertionError("both are there")
-    with folder.held():
+    with folder.locked():
         pass
 
 
 @needs_locks
-def test_a_lock_that_somebody_left_holds_nobody_up(folder: Folder) -> None:
+def test_a_lock_file_that_was_left_behind_refuses_no_process(folder: Folder) -> None:
     folder.path.mkdir(parents=True)
     folder.lock.touch()
-    with folder.held():
+    with folder.locked():
         folder.begin(OPTIONS)
     assert list(contents(folder)) == ["options.json"]
 
@@ -168,7 +171,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_none(folder: Folder, monkey
 
         with monkeypatch.context() as patch:
             patch.setattr(folder_module.fcntl, "flock", flock)
-            with pytest.raises(LabError, match=BUSY), folder.held():
+            with pytest.raises(LabError, match=BUSY), folder.locked():
                 raise AssertionError("held without a lock")
 
 
@@ -179,13 +182,13 @@ def test_without_locks_it_is_not_held(folder: Folder, monkeypatch: pytest.Monkey
 
     module = SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4) if lacking == "file system" else None
     monkeypatch.setattr(folder_module, "fcntl", module)
-    with folder.held(), Folder(folder.path).held():
+    with folder.locked(), Folder(folder.path).locked():
         folder.begin(OPTIONS)
     assert list(contents(folder)) == ["options.json"]
 
 
 def test_a_folder_in_which_nothing_was_written_is_gone(folder: Folder, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), folder.held():
+    with pytest.raises(RuntimeError), folder.locked():
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
@@ -194,7 +197,7 @@ def test_a_folder_in_which_nothing_was_written_is_gone(folder: Folder, tmp_path:
 def test_a_file_in_the_way_of_the_lock_is_told(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("precious")
     with pytest.raises(LabError, match=r"^cannot write .*run.\.lock: .*; choose another --out$"):
-        Folder(tmp_path / "run").held().__enter__()
+        Folder(tmp_path / "run").locked().__enter__()
     assert (tmp_path / "run").read_text() == "precious"
 
 
@@ -228,10 +231,10 @@ def reported(folder: Folder) -> list[int]:
 @pytest.mark.parametrize(("step", "left"), [(0, []), (2, [2]), (3, [2]), (4, [2, 4]), (9, [2, 4, 6])])
 def test_reports_of_later_steps_are_cut_off(folder: Folder, step: int, left: list[int]) -> None:
     folder.begin(OPTIONS)
-    folder.cut(step)  # there are none yet
+    folder.cut_reports(step)  # there are none yet
     for at in (2, 4, 6):
         folder.report({"step": at, "loss": None})
-    folder.cut(step)
+    folder.cut_reports(step)
     assert reported(folder) == left
 
 
@@ -242,7 +245,7 @@ def test_a_report_that_was_not_finished_is_cut_off(folder: Folder, torn: str) ->
         folder.report({"step": at})
     with folder.stats.open("a") as file:
         file.write(torn)
-    folder.cut(10)
+    folder.cut_reports(10)
     assert reported(folder) == [2, 4]
     folder.report({"step": 6})
     assert reported(folder) == [2, 4, 6]
@@ -274,7 +277,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(LabError, match=r"^cannot write .*No space left on device.*; the one before is kept$"):
+    with pytest.raises(LabError, match=r"^cannot write .*No space left on device.*; the previous one is kept$"):
         folder.save({"step": 4})
     assert contents(folder) == before
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchbelay.lab.part import LabError
-from torchbelay.lab.score.studies import stretched
+from torchbelay.lab.score.studies import stretch
 from torchbelay.lab.score.training.presets import PRESETS, Preset, find
 from torchbelay.physics.spring import Spring
 
@@ -100,8 +100,8 @@ def test_another_length_keeps_what_is_averaged_over(preset: Preset) -> None:
 
 
 def test_an_ema_stays_one_when_it_is_stretched() -> None:
-    assert repr(stretched(Spring.ema(0.5), 2.0)) == "Spring.ema(decay=0.75)"
-    assert stretched(Spring(k=1.0, m1=math.inf, m2=4.0), 2.0).kappa2 == 1 / 16
+    assert repr(stretch(Spring.ema(0.5), 2.0)) == "Spring.ema(decay=0.75)"
+    assert stretch(Spring(k=1.0, m1=math.inf, m2=4.0), 2.0).kappa2 == 1 / 16
 
 
 def test_another_rate_is_scaled_like_the_presets() -> None:

@@ -1,4 +1,4 @@
-"""A training: it learns, and however it is stopped, it goes on bit for bit where it was."""
+"""A training: the loss falls, and after any interruption the run continues bit for bit."""
 
 import io
 import json
@@ -17,18 +17,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from helpers import tiny_score
+from helpers import score_command
 from helpers.problems import different, everything
-from helpers.tiny_score import EDM_PRESET, NCSN_PRESET
+from helpers.score_models import EDM_PRESET, NCSN_PRESET, squares
 from torchbelay.lab import records
 from torchbelay.lab.part import LabError, Record
 from torchbelay.lab.score import data
 from torchbelay.lab.score.training import folder as folder_module
 from torchbelay.lab.score.training import train
-from torchbelay.lab.score.training.budget import Budget
+from torchbelay.lab.score.training.budget import Budget, Plan, Speed
 from torchbelay.lab.score.training.folder import Folder
 from torchbelay.lab.score.training.presets import Preset
-from torchbelay.lab.score.training.train import Asked, Run
+from torchbelay.lab.score.training.request import TrainingRequest
+from torchbelay.lab.score.training.training_run import TrainingRun
 
 FILES = {"options.json", "stats.jsonl", "checkpoint.pt", "samples.png"}
 
@@ -48,7 +49,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def load(name: str, path: Path | None) -> data.Images:
         names.append(name)
-        return tiny_score.made_up((1, 28, 28) if name == "mnist" else (1, 8, 8))
+        return squares((1, 28, 28) if name == "mnist" else (1, 8, 8))
 
     monkeypatch.setattr(data, "load", load)
     monkeypatch.setattr(train, "MEASURE_S", 0.1)
@@ -66,7 +67,7 @@ class Outcome:
         console = Console(file=io.StringIO(), width=200)
         self.folder = Folder(out)
         try:
-            self.status = train.train(Asked(preset, out, device="cpu", **options), console)
+            self.status = train.train(TrainingRequest(preset, out, device="cpu", **options), console)
         finally:
             self.printed = console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -91,16 +92,16 @@ class _State:
         self.state_dict = lambda: state
 
 
-def at_run(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[Run], object]) -> None:
+def at_run(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[TrainingRun], object]) -> None:
     """Let something happen to a run right after a step."""
-    take = Run.advance
+    take = TrainingRun.advance
 
-    def advance(run: Run) -> None:
+    def advance(run: TrainingRun) -> None:
         take(run)
         if run.step == step:
             what(run)
 
-    monkeypatch.setattr(Run, "advance", advance)
+    monkeypatch.setattr(TrainingRun, "advance", advance)
 
 
 def at(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[], object]) -> None:
@@ -173,11 +174,9 @@ def test_a_report_has_the_mean_of_the_steps_since_the_last_one(whole: "dict[str,
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Runs that nobody disturbed."""
+    """Runs without an interruption."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            data, "load", lambda name, path: tiny_score.made_up((1, 28, 28) if name == "mnist" else (1, 8, 8))
-        )
+        patch.setattr(data, "load", lambda name, path: squares((1, 28, 28) if name == "mnist" else (1, 8, 8)))
         return {
             name: Outcome(preset, tmp_path_factory.mktemp(name) / "run", every=4) for name, preset in PRESETS.items()
         }
@@ -341,18 +340,18 @@ def test_a_budget_of_images_scales_the_run(tmp_path: Path) -> None:
 
 def test_a_budget_of_time_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[float] = []
-    measure = train.Plan.within
+    measure = Plan.fit_time
 
-    def within(seconds: float, speed: train.Speed, *rest: Any, **options: Any) -> train.Plan:
+    def within(seconds: float, speed: Speed, *rest: Any, **options: Any) -> Plan:
         measured.append(seconds)
         assert 0 < speed.step_s < 5
         assert 0 < speed.report_s < 5
         measure(3600.0, speed, *rest, **options)  # whatever was measured, it fits an hour
-        return measure(seconds, train.Speed(0.2, 0.01), *rest, **options)
+        return measure(seconds, Speed(0.2, 0.01), *rest, **options)
 
-    monkeypatch.setattr(train.Plan, "within", within)
+    monkeypatch.setattr(Plan, "fit_time", within)
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_loop", lambda *_: 130)
+        patch.setattr(train.TrainingLoop, "run_to_end", lambda _: 130)
         first = Outcome(EDM_SMALL, tmp_path, budget=Budget.parse("2s"))
     resolved = json.loads(first.folder.options.read_text())["resolved"]
     assert (first.status, resolved["steps"]) == (130, 9)
@@ -363,8 +362,8 @@ def test_a_budget_of_time_is_measured_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_measuring_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = train.Plan.of(EDM_SMALL, images=40)
-    monkeypatch.setattr(train.Plan, "within", lambda *_, **__: plan)
+    plan = Plan.make(EDM_SMALL, images=40)
+    monkeypatch.setattr(Plan, "fit_time", lambda *_, **__: plan)
     timed = Outcome(EDM_SMALL, tmp_path / "timed", budget=Budget.parse("2s"))
     counted = Outcome(EDM_SMALL, tmp_path / "counted", budget=Budget.parse("40img"))
     assert different(timed.everything(), counted.everything()) == []
@@ -374,51 +373,49 @@ def test_measuring_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # What goes wrong ------------------------------------------------------------------------------------------------------
 
 
-def fill(run: Run) -> None:
+def fill(run: TrainingRun) -> None:
     with torch.no_grad():
-        next(run.trainee.network.parameters()).fill_(math.nan)
+        next(run.learner.network.parameters()).fill_(math.nan)
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Let the loss be no number from the step after that one on."""
+    """Make the loss NaN from the next step on."""
     at_run(monkeypatch, step, fill)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_the_last_good_checkpoint_stays(
+def test_a_loss_that_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_run(monkeypatch, 6, lambda run: run.trainee._total.fill_(math.nan))
+    at_run(monkeypatch, 6, lambda run: run.learner._total.fill_(math.nan))
     with pytest.raises(LabError) as error:
         Outcome(EDM_SMALL, tmp_path, every=4, checkpoint_s=0.0)
     assert str(error.value) == (
-        "the loss is no number after step 6, and the checkpoint of step 5 is kept; try a lower --lr with another "
+        "the loss is not finite after step 6, and the checkpoint of step 5 is kept; try a lower --lr with another "
         "--out, or let this one go on with --keep-going"
     )
     assert Folder(tmp_path).step() == 5
 
 
-def spoil_average(run: Run) -> None:
-    list(run.trainee.belay.state_dict()["averages"]["average"]["weights"].values())[-1].view(-1)[-1] = math.inf
+def spoil_average(run: TrainingRun) -> None:
+    list(run.learner.belay.state_dict()["averages"]["average"]["weights"].values())[-1].view(-1)[-1] = math.inf
 
 
 @pytest.mark.parametrize("bad", ["weights", "average"])
 @pytest.mark.parametrize("step", [6, 16])
-def test_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
+def test_weights_that_are_not_finite_are_not_saved_although_the_loss_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, step: int
 ) -> None:
     at_run(monkeypatch, step, fill if bad == "weights" else spoil_average)
     with pytest.raises(LabError) as error:
         Outcome(EDM_SMALL, tmp_path, every=4, checkpoint_s=0.0)
     assert str(error.value).startswith(
-        f"weights are no numbers after step {step}, and the checkpoint of step {step - 1} is kept; try a lower --lr"
+        f"weights are not finite after step {step}, and the checkpoint of step {step - 1} is kept; try a lower --lr"
     )
     assert Folder(tmp_path).step() == step - 1
     assert not Folder(tmp_path).samples.exists()
 
 
-def test_weights_that_are_no_numbers_are_saved_if_it_shall_keep_going(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_are_not_finite_are_saved_with_keep_going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_run(monkeypatch, 16, fill)
     outcome = Outcome(EDM_SMALL, tmp_path, every=4, keep_going=True)
     assert (outcome.status, outcome.folder.step()) == (0, 16)
@@ -427,7 +424,7 @@ def test_weights_that_are_no_numbers_are_saved_if_it_shall_keep_going(
     assert any(w.isnan().any() for w in state["trainee"]["network"].values())
 
 
-def test_a_report_says_that_the_loss_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_says_that_the_loss_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, 6)
     with pytest.raises(LabError, match="after step 8, and there is no checkpoint yet; try"):
         Outcome(EDM_SMALL, tmp_path, every=4)
@@ -436,11 +433,11 @@ def test_a_report_says_that_the_loss_is_no_number(tmp_path: Path, monkeypatch: p
     assert lines[-1]["w1"] == {"train": None, "test": None}
 
 
-def test_it_can_be_told_to_keep_going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_keep_going_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, 6)
     outcome = Outcome(EDM_SMALL, tmp_path, every=4, keep_going=True)
     assert outcome.status == 0
-    assert outcome.printed.count("the loss is no number any more; going on") == 1
+    assert outcome.printed.count("the loss is not finite any more; going on") == 1
     assert [line["loss"] is None for line in outcome.stats] == [False, True, True, True]
 
 
@@ -457,7 +454,7 @@ def test_without_data_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("device", ["gpu", "mps", "cuda:99"])
 def test_a_device_that_is_none_is_refused(tmp_path: Path, device: str) -> None:
     with pytest.raises(LabError, match=rf"^--device '{device}'.*cpu$"):
-        train.train(Asked(EDM_SMALL, tmp_path / "run", device=device), Console(quiet=True))
+        train.train(TrainingRequest(EDM_SMALL, tmp_path / "run", device=device), Console(quiet=True))
     assert not (tmp_path / "run").exists()
 
 
@@ -465,7 +462,7 @@ def test_a_device_that_is_none_is_refused(tmp_path: Path, device: str) -> None:
 
 
 def started(out: Path, *arguments: str, pause: float, marks: Path | str = "") -> "subprocess.Popen[str]":
-    paths = [str(Path(tiny_score.__file__).parents[1]), *sys.path]
+    paths = [str(Path(score_command.__file__).parents[1]), *sys.path]
     environment = os.environ | {
         "TINY_PAUSE": str(pause),
         "TINY_MARKS": str(marks),
@@ -473,7 +470,17 @@ def started(out: Path, *arguments: str, pause: float, marks: Path | str = "") ->
         "OMP_NUM_THREADS": "1",
     }
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    line = [sys.executable, tiny_score.__file__, "train", "tiny-edm", "--out", str(out), "--device", "cpu", *arguments]
+    line = [
+        sys.executable,
+        score_command.__file__,
+        "train",
+        "tiny-edm",
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *arguments,
+    ]
     return subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
@@ -502,7 +509,7 @@ def test_ctrl_c_and_kill_in_a_real_process(tmp_path: Path, whole: dict[str, Outc
     process.kill()
     process.communicate()
     killed = folder.step()
-    assert folder_module.fcntl is None or folder.lock.exists()  # but nobody holds it any more
+    assert folder_module.fcntl is None or folder.lock.exists()  # but no process holds it any more
     (folder.path / ".checkpoint.pt.0123abcd.tmp").touch()  # had it been killed while writing
     assert stopped < killed < 16
 
@@ -531,7 +538,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path, loaded: 
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
     process.kill()
     process.communicate()
-    with folder.held():  # as soon as it is dead
+    with folder.locked():  # as soon as it is dead
         pass
 
 
@@ -556,5 +563,5 @@ def test_an_environment_that_no_torchrun_made_is_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv(name, "two")
-    with pytest.raises(LabError, match=rf"^the environment has {name}='two', which is no number; unset it, or"):
+    with pytest.raises(LabError, match=rf"^the environment has {name}='two', which is not a number; unset it, or"):
         Outcome(EDM_SMALL, tmp_path / "run")

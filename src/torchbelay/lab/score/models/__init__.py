@@ -1,1 +1,1 @@
-"""Score models: networks, their losses and their samplers (NCSNv2 and EDM). Nothing here trains."""
+"""Score models (NCSNv2 and EDM): networks, their losses and their samplers. Nothing here trains."""

@@ -1,18 +1,18 @@
-"""EDM's augmentation (Karras et al., 2022, appendix F.2), and the labels that tell the network what was done.
+"""EDM's augmentation (Karras et al., 2022, appendix F.2), and the labels that describe it to the network.
 
-Eight numbers describe what happens to an image, in this order; all of them 0 leave it alone, to the last bit:
+Eight numbers describe the change of an image, in this order; zeros leave the image unchanged, to the last bit:
 
     a0, a1    mirrored left to right, upside down: 0 or 1
     a2        scaled by 2^(a2/5)
     a3        rotated by a3
-    a4, a5    stretched by 2^(a5/5) in the direction a4, and squeezed by as much across it
+    a4, a5    stretched by 2^(a5/5) in the direction a4, and compressed by as much across it
     a6, a7    moved to the right and down by an eighth of the image's width and height, times a6 and a7
 
-A mirroring left to right is tossed for every image; each of the other five happens with the given probability. Because
-the network is told, augmented images do not leak into what it makes when it is told of none.
+Every image is mirrored left to right with probability 1/2; each of the other five changes has the given probability.
+The network gets the labels as an input, so that with zero labels it makes images without augmentation.
 
-Where it differs from the paper: images are warped by bilinear interpolation, at once, where the paper goes through
-twice the resolution with wavelet filters, which keep more of the finest detail. Beyond its edge an image is reflected.
+Difference from the paper: images are warped in one step by bilinear interpolation. The paper works at twice the
+resolution with wavelet filters, which keep more of the finest detail. Beyond its edge an image is reflected.
 """
 
 import math
@@ -29,7 +29,7 @@ TRANSLATION = 1 / 8  # A_trans, in images
 
 
 def parameters(n: int, probability: float, generator: torch.Generator) -> Tensor:
-    """Draw what happens to n images, (n, 8), on the generator's device.
+    """Draw the parameters of n images, (n, 8), on the generator's device.
 
     >>> a = parameters(1000, 0.12, torch.Generator().manual_seed(0))
     >>> bool(0.1 < (a[:, 3] != 0).float().mean() < 0.14)
@@ -54,7 +54,7 @@ def parameters(n: int, probability: float, generator: torch.Generator) -> Tensor
 
 
 def labels(a: Tensor) -> Tensor:
-    """What the network is told, (n, 9): smooth in every angle, and 0 for an image that was left alone.
+    """Return the labels for the network, (n, 9): smooth in every angle, and 0 for an unchanged image.
 
     >>> labels(torch.tensor([[1.0, 0, 0, math.pi, 0, 0, 0.5, 0]])).round(decimals=3)
     tensor([[ 1.0000, 0.0000, 0.0000, -2.0000, -0.0000, 0.0000, 0.0000, 0.5000, 0.0000]])
@@ -64,7 +64,7 @@ def labels(a: Tensor) -> Tensor:
 
 
 def warp(images: Tensor, a: Tensor) -> Tensor:
-    """Images (n, channels, height, width) after what `a` (n, 8) says was done to them.
+    """Apply the changes that `a` (n, 8) describes to images (n, channels, height, width).
 
     >>> image = torch.arange(4.0).view(1, 1, 2, 2)
     >>> warp(image, torch.eye(1, 8))[0, 0]
@@ -79,9 +79,10 @@ def warp(images: Tensor, a: Tensor) -> Tensor:
 
 
 def _grid(images: Tensor, a: Tensor) -> Tensor:
-    """Where in the image each pixel of the result comes from, (n, height, width, 2), as grid_sample has it.
+    """Return the position in the image of each pixel of the result, (n, height, width, 2), for grid_sample.
 
-    The changes are undone in reverse. Written out number by number: a matrix product would lose bits under autocast.
+    The changes are undone in reverse order. The products are written out: a matrix product would lose bits under
+    autocast.
     """
     height, width = images.shape[2:]
     _, _, a2, a3, a4, a5, a6, a7 = a.view(-1, PARAMETERS, 1, 1).unbind(1)

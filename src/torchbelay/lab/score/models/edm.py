@@ -1,8 +1,8 @@
 """EDM, the score model of "Elucidating the Design Space of Diffusion-Based Generative Models" (Karras et al., 2022).
 
-A denoiser D(x; σ) is a network F within a frame that keeps its input, its output and its target at unit variance
-(Eq. 7, Table 1). Images are made by following dx/dσ = (x − D(x; σ))/σ from pure noise down to σ = 0 (Algorithm 1).
-Inside, pixels are in [−1, 1].
+A denoiser D(x; σ) is a network F with preconditioning, which keeps the input, output and target of F at unit variance
+(Eq. 7, Table 1). The sampler follows dx/dσ = (x − D(x; σ))/σ from pure noise down to σ = 0 (Algorithm 1). The model
+works with pixels in [−1, 1].
 """
 
 from collections.abc import Callable
@@ -38,29 +38,29 @@ class Frame:
     sigma_data: float = 0.5
 
     def c_skip(self, sigma: Tensor) -> Tensor:
-        """How much of the noisy image D passes on: as much as the best linear denoiser does."""
+        """Return the factor on the noisy image in D: that of the best linear denoiser."""
         return self.sigma_data**2 / (sigma**2 + self.sigma_data**2)
 
     def c_out(self, sigma: Tensor) -> Tensor:
-        """How much of the network's answer D adds: the deviation of the best linear denoiser's error."""
+        """Return the factor on the network's output in D: the deviation of the best linear denoiser's error."""
         return sigma * self.sigma_data / (sigma**2 + self.sigma_data**2).sqrt()
 
     def c_in(self, sigma: Tensor) -> Tensor:
-        """Brings noisy images to unit variance."""
+        """Return the factor that brings noisy images to unit variance."""
         return 1 / (sigma**2 + self.sigma_data**2).sqrt()
 
     def c_noise(self, sigma: Tensor) -> Tensor:
-        """What the network is told of σ."""
+        """Return the network's input for σ."""
         return sigma.log() / 4
 
     def weight(self, sigma: Tensor) -> Tensor:
-        """λ(σ) = 1/c_out²: the weighted error of D is the plain error of F."""
+        """Return λ(σ) = 1/c_out²: the weighted error of D is the plain error of F."""
         return (sigma**2 + self.sigma_data**2) / (sigma * self.sigma_data) ** 2
 
     def denoise(self, network: nn.Module, x: Tensor, sigma: Tensor, labels: Tensor | None = None) -> Tensor:
-        """D(x; σ) of Eq. 7, for images (n, …), σ (n,) and labels of their augmentation (None: as they are).
+        """Return D(x; σ) of Eq. 7, for images (n, …), σ (n,) and labels of their augmentation (None: unchanged images).
 
-        In float32 whatever precision the network works at.
+        The result is float32 at any precision of the network.
         """
         x, sigma = x.float(), sigma.float()
         column = sigma.view(-1, *[1] * (x.ndim - 1))
@@ -69,16 +69,16 @@ class Frame:
 
 
 def heun(denoise: Denoise, latents: Tensor, steps: int = 18, tick: Step = lambda n: None) -> Tensor:
-    """Images of unit noise (n, …): Algorithm 1 without noise on the way, at the noise levels of Eq. 5.
+    """Turn unit noise (n, …) into images: Algorithm 1 without added noise, at the noise levels of Eq. 5.
 
-    Heun's step is of second order; the last, to σ = 0 where there is no slope, is Euler's, so that the denoiser is
-    asked 2·steps − 1 times. The arithmetic between is in float64, as in the paper, and so is what is returned.
+    Heun's step is of second order. The last step, to σ = 0 where the slope is undefined, is Euler's: the denoiser is
+    evaluated 2·steps − 1 times. The arithmetic in between and the result are float64, as in the paper.
 
-    >>> heun(lambda x, sigma: torch.full_like(x, 0.25), torch.randn(1, 2))  # all the data is one point
+    >>> heun(lambda x, sigma: torch.full_like(x, 0.25), torch.randn(1, 2))  # if all data are one point
     tensor([[0.2500, 0.2500]], dtype=torch.float64)
     """
     if steps < 2:
-        raise LabError(f"steps={steps}: the noise levels need at least 2")
+        raise LabError(f"steps={steps}: the noise levels need at least 2 steps")
     levels = noise_levels(steps, high=SIGMA_MAX, low=SIGMA_MIN, rho=RHO).tolist()
     n = len(latents)
 
@@ -97,9 +97,9 @@ def heun(denoise: Denoise, latents: Tensor, steps: int = 18, tick: Step = lambda
 
 @dataclass(frozen=True)
 class EDM:
-    """The model of the paper, as the training loop sees it (an `Objective`).
+    """EDM as an `Objective`.
 
-    The network is used in the mode that it is in: `eval()` it before a test loss and before sampling.
+    The network keeps its mode: call its `eval()` before measuring a test loss and before sampling.
 
     >>> small = EDM((1, 28, 28), UNetShape(channels=32, multipliers=(1, 2), blocks=1, attention=(14,)))
     >>> generator = torch.Generator().manual_seed(0)
@@ -121,28 +121,28 @@ class EDM:
 
     def __post_init__(self) -> None:
         if not 0 <= self.augment <= 1:
-            raise LabError(f"augment={self.augment}: a probability, from 0 to 1")
+            raise LabError(f"augment={self.augment}: give a probability, from 0 to 1")
         if not self.sigma_data > 0:
-            raise LabError(f"sigma_data={self.sigma_data}: a standard deviation, above 0")
+            raise LabError(f"sigma_data={self.sigma_data}: give a standard deviation, above 0")
         if not self.p_std >= 0:
-            raise LabError(f"p_std={self.p_std}: a standard deviation, 0 or more")
+            raise LabError(f"p_std={self.p_std}: give a standard deviation, 0 or more")
         if self.steps < 2:
-            raise LabError(f"steps={self.steps}: the sampler needs at least 2")
+            raise LabError(f"steps={self.steps}: the sampler needs at least 2 steps")
 
     @property
     def sampler(self) -> str:
-        """How it makes images, in words."""
+        """The sampler, in words."""
         return f"Heun, {self.steps} steps"
 
     def describe(self) -> dict[str, Any]:
-        """Its setting, as records have it."""
-        about = {
+        """Return the setting for records."""
+        setting = {
             "model": self.MODEL,
             "augment": self.augment,
             "sigma_data": self.sigma_data,
             "steps_to_sample": self.steps,
         }
-        return about | {"p_mean": self.p_mean, "p_std": self.p_std} | asdict(self.unet)
+        return setting | {"p_mean": self.p_mean, "p_std": self.p_std} | asdict(self.unet)
 
     @property
     def frame(self) -> Frame:
@@ -150,11 +150,11 @@ class EDM:
         return Frame(self.sigma_data)
 
     def network(self) -> UNet:
-        """A fresh network, its weights drawn from torch's global generator."""
+        """Return a new network; its weights are drawn from torch's global generator."""
         return UNet(self.shape, **asdict(self.unet), augment_labels=augmentation.LABELS if self.augment else 0)
 
     def draws(self, n: int, generator: torch.Generator, *, augment: bool) -> Draws:
-        """ln σ ~ N(p_mean, p_std²), the noise, and then, in training, the augmentation of each image."""
+        """Draw ln σ ~ N(p_mean, p_std²), the noise and, in training, the augmentation of each image."""
         device = generator.device
         sigma = (self.p_mean + self.p_std * torch.randn(n, generator=generator, device=device)).exp()
         noise = torch.randn(n, *self.shape, generator=generator, device=device)
@@ -162,9 +162,9 @@ class EDM:
         return Draws(sigma, noise, changes)
 
     def loss(self, network: nn.Module, pixels: Tensor, draws: Draws) -> Tensor:
-        """λ(σ)·‖D(y + σ·noise; σ) − y‖² of each image, (n,), as the mean over its pixels: about 1 at the start.
+        """Return λ(σ)·‖D(y + σ·noise; σ) − y‖² of each image, (n,), as the mean over its pixels.
 
-        It is the mean squared error of F against a target of unit variance (Eq. 8), hence the 1.
+        It is the mean squared error of F against a target of unit variance (Eq. 8), so that it starts at about 1.
         """
         clean, labels = pixels * 2 - 1, None
         if draws.augment is not None:
@@ -175,7 +175,7 @@ class EDM:
         return self.frame.weight(sigma) * error.square().flatten(1).mean(1)
 
     def denoise(self, network: nn.Module, x: Tensor, sigma: Tensor) -> Tensor:
-        """D(x; σ), for images in [−1, 1] and noise on them, (n, …), and σ (n,)."""
+        """Return D(x; σ), for noisy images (n, …) of the range [−1, 1], and σ (n,)."""
         return self.frame.denoise(network, x, sigma)
 
     @torch.no_grad()

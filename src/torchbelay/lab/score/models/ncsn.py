@@ -1,4 +1,4 @@
-"""Denoising score matching over noise levels, and annealed Langevin sampling: NCSNv2 as the training loop sees it."""
+"""Denoising score matching over noise levels, and annealed Langevin sampling: NCSNv2 as an objective."""
 
 import math
 from collections.abc import Callable
@@ -20,11 +20,11 @@ MNIST_LEVELS = levels(28 * 28, 17.0)  # 16.9 is the largest distance between two
 
 @dataclass(frozen=True)
 class NCSN:
-    """NCSNv2 on images of a shape.
+    """NCSNv2 on images of a given shape.
 
-    `reduction` says how the loss of an image is made of those of its pixels: "pixel_mean", the mean of (σs + z)², about
-    0.05 for a trained network and so the one that the paper's numbers fit, or "pixel_sum", half the sum of it, as the
-    authors' code of NCSNv2 has it, about 20.
+    `reduction` says how the losses of pixels become the loss of an image. "pixel_mean" is the mean of (σs + z)²: about
+    0.05 for a trained network, which fits the paper's numbers. "pixel_sum" is half the sum, as in the NCSNv2 authors'
+    code: about 20.
     """
 
     MODEL: ClassVar[str] = "ncsnv2"
@@ -40,11 +40,11 @@ class NCSN:
 
     @property
     def sampler(self) -> str:
-        """How it makes images, in words."""
+        """The sampler, in words."""
         return f"annealed Langevin, {self.levels.count} levels × {self.levels.steps}, and a denoising step"
 
     def describe(self) -> dict[str, Any]:
-        """Its setting, as records have it."""
+        """Return the setting for records."""
         return {
             "model": self.MODEL,
             "features": self.features,
@@ -57,18 +57,18 @@ class NCSN:
         }
 
     def network(self) -> nn.Module:
-        """A fresh network, its weights drawn from torch's global generator."""
+        """Return a new network; its weights are drawn from torch's global generator."""
         return NCSNv2(self.shape, self.features)
 
     def draws(self, n: int, generator: torch.Generator, *, augment: bool) -> Draws:
-        """A level for each of n images, all as likely, and the noise."""
+        """Draw a noise level for each of n images, uniformly, and the noise."""
         device = generator.device
         index = torch.randint(self.levels.count, (n,), generator=generator, device=device)
         sigma = self.levels.first * torch.exp(-math.log(self.levels.ratio) * index)
         return Draws(sigma, torch.randn((n, *self.shape), generator=generator, device=device))
 
     def loss(self, network: nn.Module, pixels: Tensor, draws: Draws) -> Tensor:
-        """Eq. 2 of the NCSNv2 paper, weighted by σ²: how far σ·s(x + σz) is from −z, for each image."""
+        """Return Eq. 2 of the NCSNv2 paper, weighted by σ²: the squared distance of σ·s(x + σz) from −z, per image."""
         sigma = draws.sigma.view(-1, 1, 1, 1)
         score = network(pixels + sigma * draws.noise, draws.sigma)
         error: Tensor = (sigma * score + draws.noise).square().flatten(1)
@@ -84,9 +84,9 @@ class NCSN:
 def langevin(
     score: Callable[[Tensor, Tensor], Tensor], x: Tensor, levels: Levels, generator: torch.Generator, tick: Step
 ) -> Tensor:
-    """Annealed Langevin dynamics (algorithm 1 of both NCSN papers), and one step of denoising at the end.
+    """Sample by annealed Langevin dynamics (algorithm 1 of both NCSN papers), with a denoising step at the end.
 
-    T times a level x ← x + α·s + √(2α)·z, α = ε(σ_i/σ_L)²; at the end x ← x + σ_L²·s.
+    T times per level x ← x + α·s + √(2α)·z, with α = ε(σ_i/σ_L)²; at the end x ← x + σ_L²·s.
     """
     n = len(x)
     for value in levels.sigmas:

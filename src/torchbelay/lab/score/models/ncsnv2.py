@@ -1,9 +1,9 @@
 """NCSNv2, the network of Song and Ermon (2020), "Improved Techniques for Training Score-Based Generative Models".
 
-A RefineNet (Lin et al. 2017) of four cascades: residual blocks that look further and further (dilations 1, 1, 2, 4;
-the second halves the picture), and refinements that lead the coarse views back to the fine ones. ELU everywhere,
-InstanceNorm++ before every residual convolution and average pooling (Song and Ermon 2019, appendix A). The network does
-not know the noise level: its output is divided by σ (technique 3). 7.43 million weights at 64 features and 28 × 28.
+A RefineNet (Lin et al. 2017) of four cascades: residual blocks with growing receptive fields (dilations 1, 1, 2, 4; the
+second block halves the image), and refinements that join coarse features with fine ones. All activations are ELU.
+InstanceNorm++ precedes every residual convolution and average pooling (Song and Ermon 2019, appendix A). The noise
+level is not an input: the output is divided by σ (technique 3). 7.43 million weights at 64 features and 28 × 28.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from .objective import Shape
 
 
 class InstanceNormPlus(nn.Module):
-    """InstanceNorm++: normalised pictures, plus how a channel's mean differs from those of the other channels.
+    """InstanceNorm++: normalised channels, plus the difference of a channel's mean from those of the other channels.
 
-    With μ_k and s_k the mean and deviation of channel k over a picture, and m and v those of the μ_k over the channels,
+    With μ_k and s_k the mean and deviation of channel k over an image, and m and v those of the μ_k over the channels,
     z_k = γ_k (x_k − μ_k)/s_k + γ_k α_k (μ_k − m)/v + β_k.
     """
 
@@ -31,7 +31,7 @@ class InstanceNormPlus(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """z of x, in x's dtype; means and deviations are taken in float32."""
+        """Return z in the dtype of x; means and deviations are computed in float32."""
         full = x.float()
         spread, mean = torch.var_mean(full, (2, 3), correction=0)  # (n, channels)
         v, m = torch.var_mean(mean, 1, keepdim=True)
@@ -41,7 +41,7 @@ class InstanceNormPlus(nn.Module):
 
 
 def conv(inputs: int, outputs: int, *, size: int = 3, dilation: int = 1, bias: bool = True) -> nn.Conv2d:
-    """A convolution that keeps the picture's size."""
+    """Return a convolution that keeps the size of the image."""
     return nn.Conv2d(inputs, outputs, size, padding=dilation * (size // 2), dilation=dilation, bias=bias)
 
 
@@ -61,20 +61,20 @@ class Residual(nn.Module):
         self.pool = nn.AvgPool2d(2) if halve else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shortcut plus what the two convolutions make of x."""
+        """Return the shortcut plus the output of the two convolutions."""
         h = self.conv1(F.elu(self.norm1(x)))
         h = self.conv2(F.elu(self.norm2(h)))
         return self.pool(self.shortcut(x) + h)  # type: ignore[no-any-return]
 
 
 def stage(inputs: int, outputs: int, *, dilation: int = 1, halve: bool = False) -> nn.Sequential:
-    """Two residual blocks; the first one of a stage that looks further has a shortcut of its own."""
+    """Return two residual blocks; with a dilation above 1 the first has a convolution as its shortcut."""
     first = Residual(inputs, outputs, dilation=dilation, halve=halve, first=dilation > 1)
     return nn.Sequential(first, Residual(outputs, outputs, dilation=dilation))
 
 
 class ResidualUnits(nn.Module):
-    """RefineNet's RCU: rounds of two bare convolutions, each round added to what came in."""
+    """RefineNet's RCU: rounds of two convolutions without normalisation; each round is added to its input."""
 
     def __init__(self, channels: int, rounds: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class ResidualUnits(nn.Module):
         self.rounds = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """All rounds, one after the other."""
+        """Apply all rounds, one after the other."""
         for pair in self.rounds:
             h = x
             for convolve in pair:  # type: ignore[attr-defined]
@@ -92,14 +92,14 @@ class ResidualUnits(nn.Module):
 
 
 class ChainedPooling(nn.Module):
-    """RefineNet's CRP: views of wider and wider surroundings, all added up."""
+    """RefineNet's CRP: a sum of features pooled over growing regions."""
 
     def __init__(self, channels: int, stages: int = 2) -> None:
         super().__init__()
         self.convs = nn.ModuleList(conv(channels, channels, bias=False) for _ in range(stages))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and its pooled views."""
+        """Return the sum of x and its pooled features."""
         x = F.elu(x)
         path = x
         for convolve in self.convs:
@@ -109,9 +109,9 @@ class ChainedPooling(nn.Module):
 
 
 class Widen(nn.Module):
-    """Bilinear interpolation between corner-aligned pictures, as two matrix products.
+    """Bilinear interpolation with aligned corners, as two matrix products.
 
-    The usual operator's gradient adds up in no fixed order on a GPU, so that no run could be repeated exactly.
+    On a GPU the gradient of torch's own operator sums in no fixed order, so that runs could not be repeated exactly.
     """
 
     matrix: Tensor
@@ -122,13 +122,13 @@ class Widen(nn.Module):
         self.register_buffer("matrix", (1 - (at - torch.arange(small)).abs()).clamp_min(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The larger picture."""
+        """Return the larger image."""
         by = self.matrix.to(x.dtype)
         return torch.matmul(torch.matmul(by, x), by.T)
 
 
 class Refine(nn.Module):
-    """RefineNet's block: adapt each view, fuse them at the finest one's size, pool, refine."""
+    """RefineNet's block: adapt each input, fuse them at the size of the finest one, pool, refine."""
 
     def __init__(self, inputs: Sequence[int], outputs: int, *, sizes: Sequence[int], rounds: int = 1) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Refine(nn.Module):
         self.refine = ResidualUnits(outputs, rounds)
 
     def forward(self, *views: Tensor) -> Tensor:
-        """The refined view, of the first one's size."""
+        """Return the refined features, at the size of the first input."""
         adapted = [adapt(view) for adapt, view in zip(self.adapt, views, strict=True)]
         if self.fuse:
             fused = [widen(fuse(x)) for fuse, widen, x in zip(self.fuse, self.widen, adapted, strict=True)]
@@ -173,7 +173,7 @@ class NCSNv2(nn.Module):
         self.end = conv(one, channels)
 
     def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """The score at noise level σ, one for each picture, in float32."""
+        """Return the score of each image at its noise level σ, in float32."""
         view1 = self.stage1(self.begin(2 * x - 1))
         view2 = self.stage2(view1)
         view3 = self.stage3(view2)

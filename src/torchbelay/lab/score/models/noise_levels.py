@@ -1,7 +1,7 @@
-"""Which noise to train on and how to walk down through it: the rules of Song and Ermon (2020), sections 3 and 4.
+"""The noise levels of NCSNv2 and the Langevin step size, by the rules of Song and Ermon (2020), sections 3 and 4.
 
-Numbers only. For MNIST (784 pixels, the largest distance between two images 16.9) they give 95 levels from 17 to 0.01
-and a step size of 1.1e-5 for five steps a level.
+This module has numbers only. For MNIST (784 pixels, the largest distance between two images is 16.9) the rules give 95
+levels from 17 to 0.01 and a step size of 1.1e-5 for five steps per level.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
-OVERLAP = 0.5  # of the shells on which neighbouring levels live (technique 2)
+OVERLAP = 0.5  # of the shells of neighbouring levels (technique 2)
 _PHI = NormalDist().cdf
 
 
@@ -21,7 +21,7 @@ class Levels:
     first: float  # σ_1, the largest
     last: float  # σ_L
     count: int  # L
-    steps: int  # T, Langevin steps a level
+    steps: int  # T, Langevin steps per level
     epsilon: float  # ε, the step size at the last level
 
     @property
@@ -31,12 +31,12 @@ class Levels:
 
     @property
     def sigmas(self) -> list[float]:
-        """All of them, the largest first."""
+        """All levels, the largest first."""
         return [self.first * self.ratio**-i for i in range(self.count)]
 
 
 def levels(pixels: int, largest_distance: float, *, last: float = 0.01, steps: int = 5) -> Levels:
-    """The rules: σ_1 as large as images are apart (technique 1), neighbours overlap (2), the step size fits them (4).
+    """Return the levels: σ_1 is the largest distance of images (technique 1), neighbours overlap (2), ε fits them (4).
 
     >>> mnist = levels(784, 17.0)
     >>> mnist.count, round(mnist.ratio, 4), f"{mnist.epsilon:.1e}"
@@ -49,21 +49,21 @@ def levels(pixels: int, largest_distance: float, *, last: float = 0.01, steps: i
 
 
 def overlap(ratio: float, pixels: int) -> float:
-    """How much of the shell of a level lies in the next one's, if that is `ratio` times as large (proposition 2)."""
+    """Return the share of a level's shell that lies in that of a level `ratio` times as large (proposition 2)."""
     shift = math.sqrt(2 * pixels) * (ratio - 1)
     return _PHI(shift + 3 * ratio) - _PHI(shift - 3 * ratio)
 
 
 def step_size(ratio: float, last: float, steps: int) -> float:
-    """The ε at which T steps take the noise of a level to that of the next one, and no further (proposition 3).
+    """Return the ε at which T steps reduce the noise of a level exactly to that of the next one (proposition 3).
 
-    Of the two solutions, the one below the step at which a walk forgets where it was. Where T steps are too few to
-    reach the next level, the ε that comes closest.
+    Of the two solutions this is the smaller one, below the step size at which a chain forgets its previous sample. If T
+    steps are too few to reach the next level, it is the ε that comes closest.
     """
 
-    def excess(share: float) -> float:  # share = ε/σ²; the variance after T steps over the one that is wanted, less 1
+    def excess(share: float) -> float:  # share = ε/σ²; returns (variance after T steps)/(wanted variance) − 1
         keep = (1 - share) ** (2 * steps)
-        settled = 2 * share / (1 - (1 - share) ** 2)  # the variance that the walk tends to
+        settled = 2 * share / (1 - (1 - share) ** 2)  # the variance in the limit of many steps
         return keep * (ratio**2 - settled) + settled - 1
 
     grid = [10 ** (-6 + i / 1000) for i in range(6000)]
@@ -74,7 +74,7 @@ def step_size(ratio: float, last: float, steps: int) -> float:
 
 
 def _solve(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function is 0, by bisection; it is of one sign at `low` and of the other at `high`."""
+    """Return a zero of a function by bisection; its signs at `low` and `high` must differ."""
     sign = function(low) > 0
     for _ in range(200):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""What a step trains on: images and noise, drawn on the device from one generator, the same for every arm of a seed."""
+"""The batches of a training: images and noise from one generator on the device, the same for every arm of a seed."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from torchbelay.lab.score.models.objective import Draws, Objective
 
 
 class Batches:
-    """Batches without end. Images are drawn with replacement, so that the generator's state is all there is to keep.
+    """Endless batches. Images are drawn with replacement, so that the generator's state is the only state.
 
-    Of `ranks` processes each draws the whole batch and takes its own part of it: what is learned does not depend on how
-    many there are.
+    With several `ranks`, each process draws the whole batch and takes its own part of it: the result does not depend on
+    the number of processes.
     """
 
     def __init__(
@@ -22,14 +22,14 @@ class Batches:
         self.mine = slice(rank * share, (rank + 1) * share)
 
     def next(self) -> tuple[Tensor, Draws]:
-        """Pixels in [0, 1], and the noise to train on."""
+        """Return pixels in [0, 1], and the noise to train on."""
         index = torch.randint(len(self.images), (self.size,), generator=self.generator, device=self.images.device)
         draws = self.objective.draws(self.size, self.generator, augment=True)
         return as_pixels(self.images[index[self.mine]]), draws[self.mine]
 
 
 def as_pixels(images: Tensor) -> Tensor:
-    """Bytes as numbers in [0, 1].
+    """Turn bytes into numbers in [0, 1].
 
     >>> as_pixels(torch.tensor([0, 255], dtype=torch.uint8))
     tensor([0., 1.])
@@ -38,7 +38,7 @@ def as_pixels(images: Tensor) -> Tensor:
 
 
 def as_bytes(pixels: Tensor) -> Tensor:
-    """Numbers in [0, 1] as bytes, rounded to the nearest.
+    """Turn numbers in [0, 1] into bytes, rounded to the nearest.
 
     >>> as_bytes(torch.tensor([0.0, 0.499, 1.2]))
     tensor([  0, 127, 255], dtype=torch.uint8)

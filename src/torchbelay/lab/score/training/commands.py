@@ -1,4 +1,4 @@
-"""What the commands `torchbelay train`, `sample` and `fid` do. Each returns the exit status, or raises LabError."""
+"""The commands `torchbelay train`, `sample` and `fid`. Each returns the exit status, or raises LabError."""
 
 import io
 import math
@@ -20,21 +20,23 @@ from torch import Tensor
 
 from torchbelay.belay import Belay
 from torchbelay.lab.part import LabError, Tick
-from torchbelay.lab.records import write_bytes
+from torchbelay.lab.records import rounded, write_bytes
 from torchbelay.lab.score import data
-from torchbelay.lab.score import fid as frechet
-from torchbelay.lab.score.experiment import Studio, png
+from torchbelay.lab.score import fid as fid_module
+from torchbelay.lab.score.download import cache_folder
+from torchbelay.lab.score.experiment import ImageSampler, encode_png
+from torchbelay.lab.score.formats import DATASETS
 from torchbelay.lab.score.models.objective import Objective
 from torchbelay.lab.versions import versions
 from torchbelay.physics.spring import Spring
 
 from .budget import Plan
-from .folder import Folder, append
-from .presets import PRESETS, find
-from .ranks import Ranks, chosen
-from .train import Asked, looked_up
+from .folder import Folder, append_record
+from .presets import PRESETS
+from .presets import find as find_preset
+from .ranks import Ranks, choose_device
+from .request import TrainingRequest, find_plan
 from .train import train as run
-from .validation import number
 
 Weights = Literal["w1", "w2"]
 
@@ -42,13 +44,13 @@ Weights = Literal["w1", "w2"]
 # torchbelay train -----------------------------------------------------------------------------------------------------
 
 
-def train(asked: Asked, *, dry_run: bool = False, console: Console | None = None) -> int:
-    """Train, or say what would be done."""
+def train(request: TrainingRequest, *, dry_run: bool = False, console: Console | None = None) -> int:
+    """Train, or print what would be done."""
     console = console or Console()
     if not dry_run:
-        return run(asked, console)
-    table = Table(show_header=False, title=asked.preset.name)
-    for label, value in _rows(asked):
+        return run(request, console)
+    table = Table(show_header=False, title=request.preset.name)
+    for label, value in _plan_rows(request):
         table.add_row(label, escape(value))
     console.print(table)
     console.print("nothing was run, and nothing written", highlight=False)
@@ -56,7 +58,7 @@ def train(asked: Asked, *, dry_run: bool = False, console: Console | None = None
 
 
 def show_presets(console: Console | None = None) -> int:
-    """All presets, by what is trained, and what the paper has of each."""
+    """Print all presets, grouped by model and data, with the paper's results."""
     console, widest = console or Console(), max(map(len, PRESETS))
     for about, family in groupby(PRESETS.values(), lambda preset: preset.about):
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -64,59 +66,64 @@ def show_presets(console: Console | None = None) -> int:
         for preset in family:
             paper = f" [paper: {preset.paper}]" if preset.paper else ""
             table.add_row(f"  {preset.name}", escape(preset.averaged + paper))
-        length = f"{_short(preset.images)} images, lr {preset.lr:g}"
+        length = f"{_image_count(preset.images)} images, lr {preset.lr:g}"
         console.print(f"{about} ({length})", highlight=False, markup=False, style="bold")
         console.print(table)
     return 0
 
 
-def _rows(asked: Asked) -> Iterator[tuple[str, str]]:
-    preset, folder, device = asked.preset, Folder(asked.out), chosen(asked.device)
-    options, before = asked.options(Ranks(device)), folder.asked()
+def _plan_rows(request: TrainingRequest) -> Iterator[tuple[str, str]]:
+    """Yield the plan of a training as labels and texts; refuse whatever training would refuse."""
+    preset, folder, device = request.preset, Folder(request.out), choose_device(request.device)
+    options, before = request.options(Ranks(device)), folder.read_options()
     if before is not None:
-        options["processes"] = before["processes"]  # how many there will be is not known here
-    known, done = looked_up(asked, options, folder)
-    plan = known or Plan.of(preset, lr=asked.lr, every=asked.every)
+        options["processes"] = before["processes"]  # a dry run does not know how many torchrun would start
+    known, done = find_plan(request, options, folder)
+    plan = known or Plan.make(preset, lr=request.lr, every=request.every)
     lane, method = plan.lane, plan.lane.arm.method
     with torch.device("meta"):
         network = preset.objective.network()
-    there = data.find(preset.dataset, asked.data)  # refuses what `load` would refuse
+    copy = data.find_copy(preset.dataset, request.data)  # refuses what `load` would refuse
     yield "about", f"{preset.about}; {preset.averaged}"
-    yield "data", f"{data.SETS[preset.dataset].title}, {'at hand' if there else 'to be downloaded'}"
+    yield "data", f"{DATASETS[preset.dataset].title}, {'found' if copy else 'to be downloaded'}"
     yield "network", f"{preset.objective.MODEL}, {sum(p.numel() for p in network.parameters()):,} parameters"
     if known is None:
-        yield "steps", f"as many as take {asked.budget and asked.budget.text} here: measured first; masses follow"
+        yield (
+            "steps",
+            f"as many as fit into {request.budget and request.budget.text}: measured first, then the masses are scaled",
+        )
     else:
         yield (
             "steps",
-            f"{plan.steps:,} of {plan.batch} images: {_short(plan.images)} images, a report every {plan.every:,}",
+            f"{plan.steps:,} of {plan.batch} images: {_image_count(plan.images)} images, a report every {plan.every:,} "
+            "steps",
         )
         yield "average", f"{lane.arm.name}: {method!r}"
         if isinstance(method, Spring):
-            yield "", _in_a_line(method, plan)
-    ramp = f", growing to it over the first {preset.ramp:.0%}" if preset.ramp else ""
-    yield "learning rate", f"{lane.actual_lr:.4g} of Adam, {lane.effective_lr:.4g} in effect{ramp}"
+            yield "", _spring_text(method, plan)
+    ramp = f", after a ramp over the first {preset.ramp:.0%} of the steps" if preset.ramp else ""
+    yield "learning rate", f"{lane.actual_lr:.4g} for Adam, {lane.effective_lr:.4g} effective{ramp}"
     yield "loss", preset.objective.reduction
-    yield "device", f"{device}{', compiled' if asked.compile else ''}"
-    yield "seed", str(asked.seed)
+    yield "device", f"{device}{', compiled' if request.compile else ''}"
+    yield "seed", str(request.seed)
     if preset.paper:
         yield "the paper", preset.paper
-    state = "to begin" if before is None else "finished" if done == plan.steps else f"to go on after step {done:,}"
+    state = "new" if before is None else "finished" if done == plan.steps else f"continues after step {done:,}"
     yield "results", f"{folder.path}: {state}"
 
 
-def _in_a_line(spring: Spring, plan: Plan) -> str:
-    """What `torchbelay explain` would say of it at length."""
+def _spring_text(spring: Spring, plan: Plan) -> str:
+    """Return in one line what `torchbelay explain` says at length."""
     return (
-        f"decay {spring.decay:.6g} a step, half-life {spring.half_life:.4g} steps, {spring.half_life / plan.steps:.2%} "
-        f"of the run; θ = {spring.theta:.4g}"
+        f"decay {spring.decay:.6g} per step, half-life {spring.half_life:.4g} steps, "
+        f"{spring.half_life / plan.steps:.2%} of the run; θ = {spring.theta:.4g}"
     )
 
 
-def _short(images: int) -> str:
-    """A number of images as --budget takes it.
+def _image_count(images: int) -> str:
+    """Return a number of images with the unit of --budget.
 
-    >>> _short(25_600_000), _short(12_800), _short(999)
+    >>> _image_count(25_600_000), _image_count(12_800), _image_count(999)
     ('25.6M', '12.8k', '999')
     """
     for unit, size in (("M", 1_000_000), ("k", 1000)):
@@ -129,58 +136,59 @@ def _short(images: int) -> str:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A run's weights, ready to make images."""
+class TrainedModel:
+    """The weights of a run, loaded to make images."""
 
-    studio: Studio
+    sampler: ImageSampler
     plan: Plan
     step: int
     device: torch.device
 
     @classmethod
-    def of(cls, folder: Folder, weights: Weights, device: torch.device) -> "Trained":
-        """From the last checkpoint, of a run that need not be finished."""
-        before = folder.asked()
+    def load(cls, folder: Folder, weights: Weights, device: torch.device) -> "TrainedModel":
+        """Load the last checkpoint; the run need not be finished."""
+        before = folder.read_options()
         state = None if before is None else folder.load(device)
         if before is None or state is None:
             raise LabError(
                 f"{folder.path} has no checkpoint; train it first: torchbelay train PRESET --out {folder.path}"
             )
         resolved = before["resolved"]
-        preset = find(before["preset"])
-        plan = Plan.of(preset, images=resolved["images"], lr=before["lr"], every=resolved["every"])
-        folder.refuse_changes(plan.describe())
-        studio = Studio(preset.objective, device, "captured")
-        studio.network.load_state_dict(state["trainee"]["network"])
+        preset = find_preset(before["preset"])
+        plan = Plan.make(preset, images=resolved["images"], lr=before["lr"], every=resolved["every"])
+        folder.refuse_changed_plan(plan.describe())
+        sampler = ImageSampler(preset.objective, device, "captured")
+        sampler.network.load_state_dict(state["trainee"]["network"])
         if weights == "w2":
             method = plan.lane.arm.method
-            assert method is not None  # or it could not have been trained
-            belay = Belay(studio.network, None, method)
+            assert method is not None  # a run without an average cannot be trained
+            belay = Belay(sampler.network, None, method)
             belay.load_state_dict(state["trainee"]["belay"])
             belay.copy_to_model()
-        return cls(studio, plan, int(state["step"]), device)
+        return cls(sampler, plan, int(state["step"]), device)
 
     def make(self, count: int, seed: int, console: Console) -> Tensor:
-        """Images as bytes, with a bar."""
-        with _bar(console, "making images", count * evaluations(self.plan.preset.objective)) as tick:
-            return self.studio.make(count, seed=seed, tick=tick)
+        """Make images as bytes, with a progress bar."""
+        with _progress_bar(console, "making images", count * evaluations_per_image(self.plan.preset.objective)) as tick:
+            return self.sampler.make(count, seed=seed, tick=tick)
 
 
-def evaluations(objective: Objective) -> int:
-    """How often the network is asked for an image: counted with one that is silent.
+def evaluations_per_image(objective: Objective) -> int:
+    """Count how often the sampler evaluates the network, with a stand-in for the network that returns zeros.
 
-    >>> from .edm import EDM
-    >>> evaluations(EDM((1, 28, 28), steps=18))
+    >>> from torchbelay.lab.score.models.edm import EDM
+    >>> evaluations_per_image(EDM((1, 28, 28), steps=18))
     35
     """
-    asked: list[int] = []
-    silent: Any = lambda x, *told: torch.zeros_like(x)  # noqa: E731 - it stands for a module
-    objective.sample(silent, 1, torch.Generator().manual_seed(0), asked.append)
-    return len(asked)
+    calls: list[int] = []
+    stand_in: Any = lambda x, *inputs: torch.zeros_like(x)  # noqa: E731 - it stands for a module
+    objective.sample(stand_in, 1, torch.Generator().manual_seed(0), calls.append)
+    return len(calls)
 
 
 @contextmanager
-def _bar(console: Console, what: str, total: int) -> Iterator[Tick]:
+def _progress_bar(console: Console, what: str, total: int) -> Iterator[Tick]:
+    """Show a progress bar on a terminal; yield the function that advances it."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
@@ -199,22 +207,22 @@ def sample(
     device: str | None = None,
     console: Console | None = None,
 ) -> int:
-    """Images of a run, as a PNG or as an npz of bytes (n, height, width, channels) under the name arr_0."""
+    """Write images of a run, as a PNG or as an npz of bytes (n, height, width, channels) under the name arr_0."""
     console, folder = console or Console(), Folder(path)
     out = out or path / f"samples-{weights}-seed{seed}.png"
     if out.suffix not in (".png", ".npz"):
         raise LabError(f"--out {out} has the ending {out.suffix!r}; give .png or .npz")
-    trained = Trained.of(folder, weights, chosen(device))
+    trained = TrainedModel.load(folder, weights, choose_device(device))
     made = trained.make(count, seed, console).cpu()
     if out.suffix == ".png":
-        content = png(made, math.ceil(math.sqrt(count)))
+        content = encode_png(made, math.ceil(math.sqrt(count)))
     else:
         stream = io.BytesIO()
         np.savez_compressed(stream, arr_0=made.permute(0, 2, 3, 1).numpy())
         content = stream.getvalue()
     write_bytes(out, content)
-    told = f"{out}: {count:,} images of {weights} after step {trained.step:,}"
-    console.print(told, highlight=False, markup=False, soft_wrap=True)
+    text = f"{out}: {count:,} images of {weights} after step {trained.step:,}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -229,37 +237,37 @@ def fid(
     device: str | None = None,
     console: Console | None = None,
 ) -> int:
-    """The FID of a run's images against the training images; printed, and added to the run's fid.jsonl."""
+    """Measure the FID of a run's images against the training images, print it, and append it to the run's fid.jsonl."""
     console, folder, begin = console or Console(), Folder(path), time.perf_counter()
     if samples < 2:
         raise LabError(f"--samples {samples} are too few for a covariance; give 2 or more")
-    where = chosen(device)
-    network = frechet.Inception(where, inception)
-    trained = Trained.of(folder, weights, where)
+    chosen = choose_device(device)
+    network = fid_module.Inception(chosen, inception)
+    trained = TrainedModel.load(folder, weights, chosen)
     name = trained.plan.preset.dataset
     images = data.load(name, dataset)
-    with console.status("the training images, which are kept for the next time"):
-        reference = frechet.reference(images, network, data.cache_folder())
+    with console.status("features of the training images (cached for the next time)"):
+        reference = fid_module.reference_statistics(images, network, cache_folder())
     made = trained.make(samples, seed, console)
-    with console.status("the features of the images"):
-        distance = frechet.fid(made, reference, network)
+    with console.status("features of the samples"):
+        distance = fid_module.distance(made, reference, network)
     record = {
-        "fid": number(distance),
+        "fid": rounded(distance),
         "samples": samples,
         "seed": seed,
         "weights": weights,
         "step": trained.step,
         "images": trained.step * trained.plan.batch,
         "sampler": trained.plan.preset.objective.sampler,
-        "reference": f"{data.SETS[name].title}, {reference.count:,} training images",
+        "reference": f"{DATASETS[name].title}, {reference.count:,} training images",
         "network": network.identity,
-        **versions(where),
+        **versions(chosen),
         "wall_s": round(time.perf_counter() - begin, 2),
     }
-    append(folder.fids, record)
-    told = (
+    append_record(folder.fids, record)
+    text = (
         f"FID {distance:.4g}: {samples:,} images of {weights} after step {trained.step:,} (seed {seed}, "
         f"{record['sampler']}) against {record['reference']}; {network.identity}"
     )
-    console.print(told, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -15,17 +15,17 @@ from torchbelay.optim import Adam
 
 Loss = Callable[[nn.Module, Tensor, Draws], Tensor]  # an Objective's, compiled or not
 
-WARM = 3  # steps before a capture: libraries choose their algorithms, optimizer and average make their state
+WARM = 3  # steps before a capture, in which libraries choose algorithms, and optimizer and average create their state
 
 
 def precision(device: torch.device) -> ContextManager[Any]:
-    """bfloat16 where it is fast; on a CPU float32."""
+    """Return the context of the forward pass: bfloat16 on a GPU, float32 on a CPU."""
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Let cuDNN take only algorithms that give the same numbers every time."""
+    """Restrict cuDNN to algorithms that give the same numbers every time."""
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     try:
@@ -34,11 +34,11 @@ def deterministic() -> Iterator[None]:
         torch.backends.cudnn.deterministic = before
 
 
-class Trainee:
+class Learner:
     """One network, trained by Adam with the average of its lane.
 
-    `network` is on its device already. What is captured reads the tensors that were given at that step: later ones must
-    be the same, with new contents.
+    `network` must already be on its device. A captured step reads the tensors that it was captured with: every later
+    step must pass the same tensors, with new contents.
     """
 
     def __init__(self, network: nn.Module, lane: Lane, loss: Loss, *, capture: bool) -> None:
@@ -48,7 +48,7 @@ class Trainee:
         lr = torch.tensor(lane.actual_lr, device=self.device) if on_gpu else lane.actual_lr
         self.optimizer = Adam(network.parameters(), lr=lr, capturable=on_gpu)
         if lane.arm.method is None:
-            raise LabError(f"the arm {lane.arm.name!r} has no average; w1 of an EMA's run is what it would be")
+            raise LabError(f"the arm {lane.arm.name!r} has no average; take w1 of an EMA's run instead")
         self.belay = Belay(network, self.optimizer, lane.arm.method)
         self._capture, self.taken = capture and on_gpu, 0  # steps
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -56,16 +56,16 @@ class Trainee:
         self._total = torch.zeros((), device=self.device)
 
     def set_lr_scale(self, scale: float) -> None:
-        """A point of the schedule: this many times the learning rate of the lane."""
+        """Set the learning rate to `scale` times that of the lane."""
         lr = self.optimizer.param_groups[0]["lr"]
         if isinstance(lr, Tensor):
-            self.wait()  # a step that is still being taken reads it
+            self.wait()  # a step that is not done may still read it
             lr.fill_(scale * self.lane.actual_lr)
         else:
             self.optimizer.param_groups[0]["lr"] = scale * self.lane.actual_lr
 
     def step(self, pixels: Tensor, draws: Draws) -> None:
-        """Take a step, on a stream of its own; `wait()` before its results are used."""
+        """Take a step, on the learner's own stream; call `wait()` before using its results."""
         self.taken += 1
         if self._stream is None:
             self._step(pixels, draws)
@@ -91,24 +91,24 @@ class Trainee:
         self._total += loss.detach()
 
     def wait(self) -> None:
-        """Let what follows on the current stream come after the steps taken."""
+        """Make later work on the current stream wait for the steps taken."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     @property
     def lost(self) -> bool:
-        """Whether the average is no number: then the weights are none either, and never will be again."""
+        """Whether the average is not finite: then the weights are not finite either, and no later step repairs them."""
         return not all(bool(each.isfinite().all()) for each in self.belay.average_state_dict().values())
 
     def total_loss(self) -> float:
-        """The sum of the steps' losses since this was last asked."""
+        """Return the sum of the losses of all steps since the last call."""
         total = float(self._total)
         self._total.zero_()
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on but batches and device generators."""
-        network = getattr(self.network, "module", self.network)  # that of DistributedDataParallel
+        """Return everything that the next step depends on, except batches and the generators of the device."""
+        network = getattr(self.network, "module", self.network)  # unwraps DistributedDataParallel
         return {
             "network": network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -117,44 +117,44 @@ class Trainee:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; not once the step has been captured."""
+        """Continue from a state; only before the step is captured."""
         getattr(self.network, "module", self.network).load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.belay.load_state_dict(state["belay"])
         self._total.copy_(state["total"])
 
 
-class Together:
-    """Trainees that see the same batches, side by side on one device: small networks leave a GPU idle."""
+class LearnerGroup:
+    """Learners that see the same batches, side by side on one device: a small network alone leaves a GPU idle."""
 
-    def __init__(self, trainees: "list[Trainee]") -> None:
-        self.trainees = trainees
-        self.running = trainees
+    def __init__(self, members: list[Learner]) -> None:
+        self.members = members
+        self.running = members
         self._static: tuple[Tensor, Draws] | None = None
 
     def step(self, pixels: Tensor, draws: Draws) -> None:
-        """All that are running take a step on a batch."""
-        for trainee in self.running:
-            trainee.wait()  # until then they may still be reading the last one
+        """Take a step with all running learners on a batch."""
+        for learner in self.running:
+            learner.wait()  # the previous step may still read the previous batch
         if self._static is None:
-            self._static = _copy_of(pixels, draws)  # later ones are copied into it: it must be nobody else's
+            self._static = _clone(pixels, draws)  # later batches are copied into it, so nothing else may share it
         else:
             _copy(self._static, (pixels, draws))
-        for trainee in self.running:
-            trainee.step(*self._static)
+        for learner in self.running:
+            learner.step(*self._static)
 
-    def leave_the_lost(self) -> None:
-        """Take no more steps with those that are lost: they would cost as much as any."""
+    def drop_lost(self) -> None:
+        """Take no more steps with lost learners: their steps would cost as much as any."""
         self.wait()
-        self.running = [trainee for trainee in self.running if not trainee.lost]
+        self.running = [learner for learner in self.running if not learner.lost]
 
     def wait(self) -> None:
-        """Let what follows come after all steps taken."""
-        for trainee in self.trainees:
-            trainee.wait()
+        """Make later work on the current stream wait for all steps taken."""
+        for learner in self.members:
+            learner.wait()
 
 
-def _copy_of(pixels: Tensor, draws: Draws) -> tuple[Tensor, Draws]:
+def _clone(pixels: Tensor, draws: Draws) -> tuple[Tensor, Draws]:
     augment = None if draws.augment is None else draws.augment.clone()
     return pixels.clone(), Draws(draws.sigma.clone(), draws.noise.clone(), augment)
 

@@ -1,12 +1,12 @@
-"""Trainings by name: the paper's tables with its numbers, and small versions of them that take minutes on one GPU."""
+"""Named trainings: the paper's tables with its numbers, and small versions of them that take minutes on one GPU."""
 
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from torchbelay.lab.arms import Arm, Lane
+from torchbelay.lab.arms import BELAY, EMA, Arm, Lane
 from torchbelay.lab.part import LabError
-from torchbelay.lab.score.data import Name
+from torchbelay.lab.score.formats import DatasetName
 from torchbelay.lab.score.models.edm import CIFAR10
 from torchbelay.lab.score.models.ncsn import NCSN
 from torchbelay.lab.score.models.objective import Objective
@@ -18,18 +18,18 @@ from torchbelay.lab.score.studies import (
     PAPER_RATE,
     belay,
     matched,
-    stretched,
+    stretch,
 )
 from torchbelay.physics.spring import Spring
 
 NCSN_EMA = Spring.ema(decay=0.999)  # NCSNv2's own; the paper prints none
-MATCHED = "the EMA matched to BELAY: its averaging rate, at its effective learning rate"
+MATCHED_TEXT = "the EMA matched to BELAY: its averaging rate, at its effective learning rate"
 EDM_HALF_LIFE = 500_000  # images, of EDM's own EMA
 
 
 def average(spring: Spring) -> Arm:
-    """An average that only watches, around Adam."""
-    return Arm("EMA", "Adam", spring)
+    """Return an average around Adam that does not change the training."""
+    return Arm(EMA, "Adam", spring)
 
 
 @dataclass(frozen=True)
@@ -38,36 +38,36 @@ class Preset:
 
     name: str
     about: str
-    dataset: Name
+    dataset: DatasetName
     objective: Objective
-    spring: Spring  # what `arm` is made of: BELAY's, and of an EMA's preset the EMA itself
+    spring: Spring  # the argument of `arm`: BELAY's spring or, in an EMA's preset, the EMA itself
     arm: Callable[[Spring], Arm]
     lr: float
     batch: int
-    images: int  # that the run sees
-    paper: str = ""  # its results, if it has any
+    images: int  # that the run sees, repetitions included
+    paper: str = ""  # the paper's results, if it prints any
     ramp: float = 0.0  # the share of the run over which the learning rate grows to its value
-    averaged: str = "BELAY"  # how, in words
+    averaged: str = BELAY  # the average, in words
 
     @property
     def steps(self) -> int:
-        """The run's length; masses are meant for it."""
+        """The length of the run, for which the masses are chosen."""
         return self.images // self.batch
 
     def lane(self, share: float = 1.0, lr: float | None = None) -> Lane:
-        """How it is trained in a run of `share` times its length: what is left of the start stays about the same."""
-        return Lane(self.arm(stretched(self.spring, share)), self.lr if lr is None else lr)
+        """Return the arm and rate for a run `share` times as long; the average spans the same share of the run."""
+        return Lane(self.arm(stretch(self.spring, share)), self.lr if lr is None else lr)
 
 
 # The presets ----------------------------------------------------------------------------------------------------------
 
 
-def _three(belay_s: Preset, ema: Spring, emas: str, paper: str = "") -> Iterator[Preset]:
-    """BELAY, the EMA that it is compared with, and the one that it should be compared with."""
-    stem = belay_s.name.removesuffix("-belay")
-    yield belay_s
-    yield replace(belay_s, name=f"{stem}-ema", averaged=f"EMA: {emas}", spring=ema, arm=average, paper=paper)
-    yield replace(belay_s, name=f"{stem}-matched", averaged=MATCHED, arm=matched, paper="")
+def _with_controls(belay_preset: Preset, ema: Spring, ema_text: str, paper: str = "") -> Iterator[Preset]:
+    """Yield BELAY, the EMA that the paper compares it with, and the matched EMA, which is the fair control."""
+    stem = belay_preset.name.removesuffix("-belay")
+    yield belay_preset
+    yield replace(belay_preset, name=f"{stem}-ema", averaged=f"EMA: {ema_text}", spring=ema, arm=average, paper=paper)
+    yield replace(belay_preset, name=f"{stem}-matched", averaged=MATCHED_TEXT, arm=matched, paper="")
 
 
 _TABLE1 = Preset(
@@ -105,7 +105,7 @@ _CIFAR10_SMALL = replace(
     name="cifar10-small-belay",
     about="A small EDM on CIFAR-10, minutes on one GPU: 1% of the images, masses scaled to the steps",
     objective=CIFAR10_EDM,
-    spring=stretched(CIFAR10_BELAY, _SMALL_SHARE),
+    spring=stretch(CIFAR10_BELAY, _SMALL_SHARE),
     batch=128,
     images=_SMALL_STEPS * 128,
     paper="",
@@ -125,23 +125,23 @@ _MNIST_EDM = Preset(
 
 
 def _all() -> Iterator[Preset]:
-    yield from _three(
+    yield from _with_controls(
         _TABLE1, NCSN_EMA, "NCSNv2's decay .999; none is printed", "loss .056 train / .061 test, FID 18.1"
     )
     for mass in ("2e4", "2e5"):
-        how, spring = f"BELAY with the appendix's m1 = {mass}", replace(MNIST_BELAY, m1=float(mass))
-        yield replace(_TABLE1, name=f"appendix-m1-{mass}", averaged=how, spring=spring, paper="samples only")
+        text, spring = f"BELAY with the appendix's m1 = {mass}", replace(MNIST_BELAY, m1=float(mass))
+        yield replace(_TABLE1, name=f"appendix-m1-{mass}", averaged=text, spring=spring, paper="samples only")
     half_life = f"EDM's half-life of {EDM_HALF_LIFE // 1000}k images"
-    yield from _three(_CIFAR10, _CIFAR10_EMA, f"{half_life}, constant", "loss .175 train / .168 test, FID 1.98")
-    yield from _three(_CIFAR10_SMALL, stretched(_CIFAR10_EMA, _SMALL_SHARE), f"{half_life}, scaled to the steps")
-    yield from _three(_MNIST_EDM, NCSN_EMA, "decay .999")
+    yield from _with_controls(_CIFAR10, _CIFAR10_EMA, f"{half_life}, constant", "loss .175 train / .168 test, FID 1.98")
+    yield from _with_controls(_CIFAR10_SMALL, stretch(_CIFAR10_EMA, _SMALL_SHARE), f"{half_life}, scaled to the steps")
+    yield from _with_controls(_MNIST_EDM, NCSN_EMA, "decay .999")
 
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _all()}
 
 
 def find(name: str) -> Preset:
-    """The preset of that name; of an unknown one the nearest are told.
+    """Return the preset of that name; the error for an unknown name lists the nearest ones.
 
     >>> find("mnist-edm-ema").spring
     Spring.ema(decay=0.999)

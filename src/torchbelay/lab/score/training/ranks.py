@@ -1,4 +1,4 @@
-"""One process, or several that torchrun has started: who writes, who has which part, and what they agree on."""
+"""One process, or several that torchrun has started: their ranks, their devices, and what they exchange."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `count`. Alone, everything here is at once and without communication.
+    """This process among `count` processes. A single process never communicates.
 
-    >>> Ranks(torch.device("cpu")).gathered("x")
+    >>> Ranks(torch.device("cpu")).gather("x")
     ['x']
     """
 
@@ -30,18 +30,18 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+        """Whether this is the process that writes and prints."""
         return self.rank == 0
 
-    def spread(self, network: nn.Module) -> nn.Module:
-        """The network, its gradients averaged over all processes."""
+    def distribute(self, network: nn.Module) -> nn.Module:
+        """Return the network with its gradients averaged over all processes."""
         if self.count == 1:
             return network
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(network, device_ids=devices, broadcast_buffers=False)
 
-    def gathered(self, value: T) -> list[T]:
-        """What each process has, for all of them."""
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, to each of them."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -49,73 +49,76 @@ class Ranks:
         return values
 
     def any(self, *flags: bool) -> list[bool]:
-        """For each flag, whether some process has it raised."""
-        return [any(column) for column in zip(*self.gathered(flags), strict=True)]
+        """Return for each flag whether it is set in any process."""
+        return [any(column) for column in zip(*self.gather(flags), strict=True)]
 
-    def firsts(self, make: Callable[[], T]) -> T:
-        """What the first process makes, for all; where it fails, all fail."""
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Return to all processes what the first one makes; if it fails, all fail."""
         if self.count == 1:
             return make()
-        said: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]  # the value, or the error
         if self.first:
             try:
-                said[0] = make()
+                outcome[0] = make()
             except LabError as error:
-                said[1] = str(error)
-        dist.broadcast_object_list(said, src=0)
-        if said[1] is not None:
-            raise LabError(said[1])
-        value: T = said[0]
+                outcome[1] = str(error)
+        dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise LabError(outcome[1])
+        value: T = outcome[0]
         return value
 
-    def in_turn(self, make: Callable[[], T]) -> T:
-        """Each its own, the first process before the others: what it has downloaded they find."""
+    def first_then_others(self, make: Callable[[], T]) -> T:
+        """Make one value per process, on the first process before the others, which then find its download."""
         if not self.first:
-            self.firsts(lambda: None)
+            self.from_first(lambda: None)
             return make()
         made: list[T] = []
-        self.firsts(lambda: made.append(make()))
+        self.from_first(lambda: made.append(make()))
         return made[0]
 
 
-def started() -> int:
-    """How many processes torchrun has started; 1 without it."""
-    return max(1, _told("WORLD_SIZE"))
+def process_count() -> int:
+    """Return the number of processes that torchrun has started; 1 without torchrun."""
+    return max(1, _environment_number("WORLD_SIZE"))
 
 
-def _told(name: str) -> int:
+def _environment_number(name: str) -> int:
+    """Read a number from the environment; 0 if it is not set."""
     text = os.environ.get(name, "0")
     if not text.isdecimal():
-        raise LabError(f"the environment has {name}={text!r}, which is no number; unset it, or start with torchrun")
+        raise LabError(f"the environment has {name}={text!r}, which is not a number; unset it, or start with torchrun")
     return int(text)
 
 
 @contextmanager
-def joined(device: str | None) -> Iterator[Ranks]:
-    """This process, on `device`; among others if torchrun says that there are any (WORLD_SIZE, RANK, LOCAL_RANK)."""
-    where, count = chosen(device), started()
+def join_ranks(device: str | None) -> Iterator[Ranks]:
+    """Join the processes that torchrun has started (WORLD_SIZE, RANK, LOCAL_RANK); without torchrun, stay alone."""
+    chosen, count = choose_device(device), process_count()
     if count == 1:
-        yield Ranks(where)
+        yield Ranks(chosen)
         return
-    rank, local = _told("RANK"), _told("LOCAL_RANK")
-    if where.type == "cuda":
+    rank, local = _environment_number("RANK"), _environment_number("LOCAL_RANK")
+    if chosen.type == "cuda":
         if local >= torch.cuda.device_count():
-            raise LabError(f"{local + 1} processes here, but {torch.cuda.device_count()} GPUs; start fewer")
-        where = torch.device("cuda", local)
-        torch.cuda.set_device(where)
-    dist.init_process_group("nccl" if where.type == "cuda" else "gloo", rank=rank, world_size=count)
-    yield Ranks(where, rank, count)
-    dist.destroy_process_group()  # not after a failure, where it might wait for others in vain
+            raise LabError(
+                f"{local + 1} processes, but only {torch.cuda.device_count()} GPUs here; start fewer processes"
+            )
+        chosen = torch.device("cuda", local)
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", rank=rank, world_size=count)
+    yield Ranks(chosen, rank, count)
+    dist.destroy_process_group()  # not after a failure: it could wait for the other processes forever
 
 
-def chosen(device: str | None) -> torch.device:
-    """The device of that name; by default a GPU, if there is one."""
+def choose_device(device: str | None) -> torch.device:
+    """Return the device of that name; by default a GPU if there is one, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
     except RuntimeError:
-        raise LabError(f"--device {device!r} is no device; give cuda, cuda:1 or cpu") from None
+        raise LabError(f"--device {device!r} is not a device; give cuda, cuda:1 or cpu") from None
     if found.type not in ("cuda", "cpu"):
         raise LabError(f"--device {device!r} is not supported; give cuda, cuda:1 or cpu")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():

@@ -1,4 +1,4 @@
-"""How fast the training loop is: images a second beside what the arithmetic allows, and what averaging costs of it."""
+"""The speed of the training loop: images per second, the limit of the arithmetic, and the cost of averaging."""
 
 import time
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchbelay.lab.arms import Lane
 from torchbelay.lab.part import Record
+from torchbelay.lab.records import rounded
 from torchbelay.lab.score.models.objective import Objective
 
 from .batches import Batches
-from .learner import Loss, Together, Trainee
-from .validation import number
+from .learner import Learner, LearnerGroup, Loss
 
-How = Literal["eager", "captured", "compiled and captured"]
-MATRIX_TFLOPS = {"NVIDIA H200": 790.0}  # measured: products of large bfloat16 matrices of random numbers
+StepMode = Literal["eager", "captured", "compiled and captured"]
+MATRIX_TFLOPS = {"NVIDIA H200": 790.0}  # measured with products of large random bfloat16 matrices
 
 
 def flops_per_image(objective: Objective) -> int:
-    """Of a training step: forward and backward, products and sums counted apart."""
+    """Count the operations of a training step per image: forward and backward, a product and a sum as two."""
     network = objective.network()
     draws = objective.draws(1, torch.Generator().manual_seed(0), augment=False)
     with FlopCounterMode(display=False) as counter:
@@ -29,23 +29,27 @@ def flops_per_image(objective: Objective) -> int:
     return int(counter.get_total_flops())
 
 
-def loss_of(objective: Objective, how: How) -> Loss:
-    """The objective's loss, as it is called in that way."""
-    return torch.compile(objective.loss, dynamic=False) if how == "compiled and captured" else objective.loss
+def build_loss(objective: Objective, mode: StepMode) -> Loss:
+    """Return the objective's loss, compiled if the mode says so."""
+    return torch.compile(objective.loss, dynamic=False) if mode == "compiled and captured" else objective.loss
 
 
-def group(objective: Objective, lanes: Sequence[Lane], seed: int, device: torch.device, how: How) -> Together:
-    """Fresh trainees that start from the same weights."""
-    loss, trainees = loss_of(objective, how), []
+def build_learners(
+    objective: Objective, lanes: Sequence[Lane], seed: int, device: torch.device, mode: StepMode
+) -> LearnerGroup:
+    """Build a learner per lane, all with the same initial weights."""
+    loss, members = build_loss(objective, mode), []
     for lane in lanes:
         torch.manual_seed(seed)
         network = objective.network().to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        trainees.append(Trainee(network, lane, loss, capture=how != "eager"))
-    return Together(trainees)
+        members.append(Learner(network, lane, loss, capture=mode != "eager"))
+    return LearnerGroup(members)
 
 
-def seconds_a_step(groups: Sequence[Together], batches: Batches, *, warm: int = 8, steps: int = 30) -> list[float]:
-    """The median over five rounds, the groups taking turns, of the time of a step."""
+def seconds_per_step(
+    groups: Sequence[LearnerGroup], batches: Batches, *, warm: int = 8, steps: int = 30
+) -> list[float]:
+    """Measure the time of a step of each group: the median of five rounds, in which the groups take turns."""
     for each in groups:
         for _ in range(warm):
             each.step(*batches.next())
@@ -63,31 +67,38 @@ def seconds_a_step(groups: Sequence[Together], batches: Batches, *, warm: int = 
 
 
 def throughput(
-    objective: Objective, images: Tensor, lane: Lane, batch: int, *, together: int = 1, how: How, steps: int = 30
+    objective: Objective,
+    images: Tensor,
+    lane: Lane,
+    batch: int,
+    *,
+    side_by_side: int = 1,
+    mode: StepMode,
+    steps: int = 30,
 ) -> Record:
-    """A record of the loop's speed with so many networks side by side; without averaging, too."""
+    """Measure the speed of `side_by_side` networks with and without averaging. Return a record."""
     device = images.device
-    with_average, without = (group(objective, [lane] * together, 0, device, how) for _ in range(2))
-    for trainee in without.trainees:
-        trainee.belay.detach()
+    with_average, without = (build_learners(objective, [lane] * side_by_side, 0, device, mode) for _ in range(2))
+    for learner in without.members:
+        learner.belay.detach()
     batches = Batches(images, objective, batch, seed=0)
-    step_s, bare_s = seconds_a_step([with_average, without], batches, steps=steps)
+    step_s, bare_s = seconds_per_step([with_average, without], batches, steps=steps)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     flops, limit = flops_per_image(objective), MATRIX_TFLOPS.get(name)
     return {
         "kind": "throughput",
         "model": objective.MODEL,
-        "parameters": sum(p.numel() for p in with_average.trainees[0].network.parameters()),
+        "parameters": sum(p.numel() for p in with_average.members[0].network.parameters()),
         "batch": batch,
-        "side_by_side": together,
-        "how": how,
-        "images_per_s": round(together * batch / step_s),
+        "side_by_side": side_by_side,
+        "how": mode,
+        "images_per_s": round(side_by_side * batch / step_s),
         "flops_per_image": flops,
         "limit_tflops": limit,
         "arithmetic_limit_images_per_s": None if limit is None else round(limit * 1e12 / flops),
-        "averaging_share": number(1 - bare_s / step_s),
+        "averaging_share": rounded(1 - bare_s / step_s),
         "device": name,
-        "step_s": number(step_s),
+        "step_s": rounded(step_s),
     }
 
 

@@ -1,26 +1,26 @@
-"""How good weights are: their loss on fixed triples of image, noise level and noise, the same for everybody."""
+"""The losses of weights on fixed triples of image, noise level and noise, the same for every run."""
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from torchbelay.lab.records import rounded
 from torchbelay.lab.score.models.objective import Draws, Objective
 
 from .batches import as_pixels
-from .learner import Loss, Trainee, precision
+from .learner import Learner, Loss, precision
 
 if TYPE_CHECKING:
     from torchbelay.lab.score.data import Images
 
-SEED = 271828  # of the triples; runs have small seeds
+SEED = 271828  # of the triples; the seeds of runs are small
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """Triples from the training and from the test images."""
+class Validation:
+    """Triples from the training images and from the test images."""
 
     triples: dict[str, tuple[Tensor, Draws]]  # "train" and "test"
     batch: int
@@ -28,22 +28,22 @@ class Yardstick:
     @classmethod
     def make(
         cls, images: "Images", objective: Objective, device: torch.device, *, count: int = 2048, batch: int = 512
-    ) -> "Yardstick":
-        """`count` triples of each, on the device. They are drawn on the CPU, so that every device has the same."""
+    ) -> "Validation":
+        """Draw `count` triples of each kind. They are drawn on the CPU, so that every device has the same ones."""
         generator = torch.Generator().manual_seed(SEED)
         triples = {}
-        for name, all_of_them in (("train", images.train), ("test", images.test)):
-            chosen = torch.randperm(len(all_of_them), generator=generator)[:count]
-            draws = objective.draws(len(chosen), generator, augment=False)
+        for name, available in (("train", images.train), ("test", images.test)):
+            index = torch.randperm(len(available), generator=generator)[:count]
+            draws = objective.draws(len(index), generator, augment=False)
             triples[name] = (
-                as_pixels(all_of_them[chosen.to(all_of_them.device)]).to(device),
+                as_pixels(available[index.to(available.device)]).to(device),
                 Draws(draws.sigma.to(device), draws.noise.to(device)),
             )
         return cls(triples, batch)
 
     @torch.no_grad()
     def measure(self, loss: Loss, network: nn.Module) -> dict[str, float | None]:
-        """The mean losses; None for what is no number."""
+        """Return the mean losses of a network; None for a loss that is not finite."""
         training = network.training
         network.eval()
         found = {}
@@ -53,22 +53,13 @@ class Yardstick:
                     loss(network, pixels[i : i + self.batch], draws[i : i + self.batch])
                     for i in range(0, len(pixels), self.batch)
                 ]
-            found[name] = number(float(torch.cat(parts).double().mean()))
+            found[name] = rounded(float(torch.cat(parts).double().mean()))
         network.train(training)
         return found
 
-    def of(self, loss: Loss, trainee: Trainee) -> dict[str, dict[str, float | None]]:
-        """The losses of a trainee's weights (w1) and of their average (w2)."""
-        network = getattr(trainee.network, "module", trainee.network)
+    def losses(self, loss: Loss, learner: Learner) -> dict[str, dict[str, float | None]]:
+        """Return the losses of a learner's weights (w1) and of their average (w2)."""
+        network = getattr(learner.network, "module", learner.network)
         w1 = self.measure(loss, network)
-        with trainee.belay.averaged():
+        with learner.belay.averaged():
             return {"w1": w1, "w2": self.measure(loss, network)}
-
-
-def number(x: float) -> float | None:
-    """What a record has of a number: six digits, and None for what is none.
-
-    >>> number(0.123456789), number(math.nan)
-    (0.123457, None)
-    """
-    return float(f"{x:.6g}") if math.isfinite(x) else None
