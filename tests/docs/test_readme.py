@@ -15,8 +15,8 @@ from helpers import kept_records
 from helpers.root import ROOT
 from torchbelay.lab.claims import CLAIMS
 from torchbelay.lab.claims.verdict import verdict
-from torchbelay.lab.score.analysis import FAILED
-from torchbelay.lab.score.comparison import FID_MARGIN, Comparison, compare
+from torchbelay.lab.score.analysis import FAILED, FID_MARGIN
+from torchbelay.lab.score.comparison import Comparison, compare
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
