@@ -81,7 +81,7 @@ def test_a_file_has_one_line_for_each_record_and_one_about_them(tmp_path: Path) 
     lines = written(tmp_path / "fig1.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line).get("kind") for line in lines[:-1]] == [None, "path", "share", "odd"]
     assert lines[-1] == ""
-    assert "θ = −0.5" in lines[1]  # people read the files, too
+    assert "θ = −0.5" in lines[1]  # readable without a decoder
 
 
 def test_no_records_are_records(tmp_path: Path) -> None:

@@ -487,7 +487,7 @@ def test_an_interruption_is_one_line_and_exit_status_130(lab: Lab, command: Call
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["fig1", "nonsense"], r"unknown part 'nonsense'; choose from fig1, .*, cifar10, all"),
         (["--out", "{file}"], r"cannot write .*; choose another folder with --out"),
@@ -501,13 +501,13 @@ def test_an_interruption_is_one_line_and_exit_status_130(lab: Lab, command: Call
     ],
 )
 def test_a_typing_mistake_is_one_line_and_exit_status_2(
-    command: Callable[..., Printed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    command: Callable[..., Printed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("precious")
     printed = command(*(argument.format(file=tmp_path / "file") for argument in arguments))
     assert (printed.status, printed.out) == (2, "")
-    assert re.fullmatch(rf"torchbelay reproduce: {said}\n", printed.err), printed.err
+    assert re.fullmatch(rf"torchbelay reproduce: {message}\n", printed.err), printed.err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "precious"
 

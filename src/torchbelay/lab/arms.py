@@ -72,7 +72,7 @@ class Lane:
 
     @property
     def effective_lr(self) -> float:
-        """How far a constant gradient moves the weights per step, in the long run."""
+        """The distance that a constant gradient of 1 moves the weights per step, in the long run."""
         return self.lr * self.arm.effective_scale
 
     def options(self) -> dict[str, object]:

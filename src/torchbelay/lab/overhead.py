@@ -195,7 +195,7 @@ def median_ratio(times: Tensor, baseline: Tensor, seed: int) -> tuple[float, flo
 
 
 def _size(settings: Settings) -> tuple[int, int]:
-    """Return the copies of every model and the rounds of each; their product is odd, so that there is a middle one."""
+    """Return the copies of every model and the rounds of each; their product is odd, so that a median exists."""
     return (1, 5) if settings.quick else (3, 21)
 
 

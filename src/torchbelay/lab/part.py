@@ -13,7 +13,7 @@ Tick = Callable[[int], object]  # called with the number of units of work that a
 
 
 class LabError(Exception):
-    """What went wrong, in one line that names a cure."""
+    """A failure that the user can act on; its message is one line and names a cure."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ _HEADER = {"part": str, "seed": int, "quick": bool, "records": int, "wall_s": in
 
 
 def header(part: str, settings: Settings, wall_s: float) -> Record:
-    """Return the header: where and how the records that follow it were made."""
+    """Return the header: the settings, the machine and the versions that made the records after it."""
     return {
         "format": FORMAT,
         "part": part,

@@ -311,8 +311,8 @@ def test_a_diverged_run_is_marked_on_its_path() -> None:
     assert [r["arm"] for r in shown[-6:] if r["diverged_at"]] == ["EMA+SGD", "SGD"]
     for ax, record in zip(drawn(fig2)["fig2"].figure.axes, shown, strict=True):
         assert ax.get_title() == record["arm"]
-        said = [f"✕ diverged, step {record['diverged_at']}"] if record["diverged_at"] else []
-        assert written(ax) == said
+        texts = [f"✕ diverged, step {record['diverged_at']}"] if record["diverged_at"] else []
+        assert written(ax) == texts
 
 
 def test_a_diverged_run_is_marked_on_its_loss_curve() -> None:
@@ -368,9 +368,9 @@ def test_every_method_has_its_row_of_times(name: str) -> None:
     field = {"arrival": "median_arrival", "saddle": "median_of_arrived"}[kind]
     for ax, function in zip(drawn(fig3)[name].figure.axes, functions, strict=True):
         rows = [r for r in quick(fig3) if r["kind"] == kind and r["function"] == function.name]
-        said = ["never" if r[field] is None else str(r[field]) for r in rows]
-        assert written(ax) == [f"{first} · {r['converged']:.0%}" for first, r in zip(said, rows, strict=True)]
-        assert len(crosses(ax)) == said.count("never")
+        texts = ["never" if r[field] is None else str(r[field]) for r in rows]
+        assert written(ax) == [f"{first} · {r['converged']:.0%}" for first, r in zip(texts, rows, strict=True)]
+        assert len(crosses(ax)) == texts.count("never")
 
 
 def test_a_share_that_diverged_is_hatched_from_above() -> None:

@@ -43,7 +43,7 @@ def test_the_flow_starts_as_a_copy_and_forgets_at_the_rate_of_its_slow_mode() ->
 
 
 def test_the_expected_loss_of_plain_averaging_is_the_textbooks() -> None:
-    """Of w1 under an EMA: the stationary variance of SGD, η²σ²/(1 − (1 − ηh)²), once the start is forgotten."""
+    """For w1 under an EMA it follows from the stationary variance of SGD, η²σ²/(1 − (1 − ηh)²)."""
     w1, w2 = quadratic.expected_losses(Spring.ema(decay=0.99), 100_000)
     variances = [(0.05 * 1.0) ** 2 / (1 - (1 - 0.05 * h) ** 2) for h in quadratic.CURVATURES]
     assert w1 == pytest.approx(sum(h / 2 * v for h, v in zip(quadratic.CURVATURES, variances, strict=True)), rel=1e-10)

@@ -181,7 +181,7 @@ _LENGTHS_HUES = ("#9ecae1", "#4292c6", "#2171b5", "#08306b")  # light to dark: s
 _DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (1, 3)))
 
 
-def _power(steps: int) -> str:
+def _format_power(steps: int) -> str:
     return "10" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(math.log10(steps))]
 
 
@@ -194,7 +194,7 @@ def _draw_paths(records: Sequence[Record]) -> Figure:
         ):
             share = [i / MARKS for i in range(MARKS + 1)]
             width = 2.4 if dashes == "-" else 1.8
-            ax.plot(share, r["path"], color=hue, ls=dashes, lw=width, label=f"T = {_power(r['steps'])}")
+            ax.plot(share, r["path"], color=hue, ls=dashes, lw=width, label=f"T = {_format_power(r['steps'])}")
         ax.set(xlabel="share of the run", xlim=(0, 1), ylim=(0, 1.03))
         ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
         ax.set_title(_LABELS[rule] if rule != "printed" else "with the rule")
@@ -204,7 +204,7 @@ def _draw_paths(records: Sequence[Record]) -> Figure:
     return fig
 
 
-def _curve(ax: Axes, x: Sequence[float], y: Sequence[float], rule: str) -> None:
+def _draw_curve(ax: Axes, x: Sequence[float], y: Sequence[float], rule: str) -> None:
     size = 9 if rule == "printed" else 6  # the printed rule and the exact one nearly coincide
     ax.plot(x, y, _MARKS[rule], ls="-", color=_HUES[rule], lw=1.2, ms=size, label=_LABELS[rule])
 
@@ -215,7 +215,7 @@ def _draw_lengths(records: Sequence[Record]) -> Figure:
     for ax, masses in zip(axes[:2], (HEAVY, PAPER), strict=True):
         for rule in masses.rules:
             rows = runs_by_length(records, "path", masses.name, rule)
-            _curve(ax, [r["steps"] for r in rows], [r["distance_from_flow"] for r in rows], rule)
+            _draw_curve(ax, [r["steps"] for r in rows], [r["distance_from_flow"] for r in rows], rule)
         ax.set(ylim=(1e-7, 3))
         ax.set_title(f"same time, {masses.name} masses" if masses is PAPER else "same time")
     for r in (r for r in records if r["kind"] == "refused"):
@@ -225,7 +225,7 @@ def _draw_lengths(records: Sequence[Record]) -> Figure:
     axes[0].set_ylabel("distance of w2's path from the flow")
     for rule in HEAVY.rules:
         rows = runs_by_length(records, "noise", HEAVY.name, rule)
-        _curve(axes[2], [r["steps"] for r in rows], [r["loss_w2"] for r in rows], rule)
+        _draw_curve(axes[2], [r["steps"] for r in rows], [r["loss_w2"] for r in rows], rule)
     for r in (r for r in records if r["kind"] == "noise" and r["masses"] == HEAVY.name and r["runs"]):
         axes[2].plot(r["steps"], r["simulated_w2"], "+", color="black", ms=9, zorder=4)
     axes[2].set_title("same learning rate, noise")
@@ -241,10 +241,10 @@ def _draw_lengths(records: Sequence[Record]) -> Figure:
 def draw(records: Sequence[Record]) -> list[Plate]:
     """Draw paths against the share of the run, and the differences that are left at each length."""
     with style.house():
-        return [_plate_of_paths(records), _plate_of_lengths(records)]
+        return [_make_paths_plate(records), _make_lengths_plate(records)]
 
 
-def _plate_of_paths(records: Sequence[Record]) -> Plate:
+def _make_paths_plate(records: Sequence[Record]) -> Plate:
     apart = {rule: spread(runs_by_length(records, "path", HEAVY.name, rule)) for rule in HEAVY.rules}
     real = [r for r in select(records, "path") if r["deviation_of_belay"] is not None]
     lengths = listed([f"{steps:,}" for steps in sorted({r["steps"] for r in real})])
@@ -265,7 +265,7 @@ def _plate_of_paths(records: Sequence[Record]) -> Plate:
     return Plate("invariance-paths", title, caption, _draw_paths(records), notes)
 
 
-def _plate_of_lengths(records: Sequence[Record]) -> Plate:
+def _make_lengths_plate(records: Sequence[Record]) -> Plate:
     refused = sorted({r["steps"] for r in select(records, "refused")})
     lengths = listed([f"{steps:,}" for steps in refused], none="none of these numbers of")
     noise = runs_by_length(records, "noise", HEAVY.name, "printed")

@@ -70,7 +70,7 @@ def _draw_methods(records: Sequence[Record]) -> Figure:
     return fig
 
 
-def _reference_line(ax: Axes, x: Sequence[float], y: Sequence[float], power: int, through: int) -> None:
+def _draw_reference_line(ax: Axes, x: Sequence[float], y: Sequence[float], power: int, through: int) -> None:
     """Draw the straight line of a power through one of the points."""
     ax.plot(x, [y[through] * (value / x[through]) ** power for value in x], color="#999999", lw=0.9, ls="--", zorder=1)
 
@@ -82,7 +82,7 @@ def _draw_limits(records: Sequence[Record]) -> Figure:
     curved = [r for r in found if r["function"] == ROSENBROCK.name]
     straight = [r for r in found if r["function"] != ROSENBROCK.name]
     x, y = [r["distance"] for r in curved], [r["deviation"] for r in curved]
-    _reference_line(left, x, y, 2, 0)
+    _draw_reference_line(left, x, y, 2, 0)
     left.plot(x, y, "o", color=style.MOMENTUM_COLOUR)
     flat = [max(r["deviation"], _FLOOR) for r in straight]
     left.plot([r["distance"] for r in straight], flat, "s", color=style.PLAIN_COLOUR)
@@ -95,7 +95,7 @@ def _draw_limits(records: Sequence[Record]) -> Figure:
     limit = select(records, "limit")
     (ema,) = select(records, "ema")
     masses, differences = [r["m1"] for r in limit], [r["difference"] for r in limit]
-    _reference_line(right, masses, differences, -1, len(masses) - 2)
+    _draw_reference_line(right, masses, differences, -1, len(masses) - 2)
     right.plot(masses, differences, "o", color=style.BELAY_COLOUR)
     middle = len(masses) // 2
     power = _format(fit_power(masses, differences))
@@ -115,10 +115,10 @@ def _draw_limits(records: Sequence[Record]) -> Figure:
 def draw_plates(records: Sequence[Record]) -> list[Plate]:
     """Draw the table as a figure, and the two limits."""
     with style.house():
-        return [_plate_of_methods(records), _plate_of_limits(records)]
+        return [_make_methods_plate(records), _make_limits_plate(records)]
 
 
-def _plate_of_methods(records: Sequence[Record]) -> Plate:
+def _make_methods_plate(records: Sequence[Record]) -> Plate:
     rows = select(records, "method")
     (momentum,) = select(records, "form", name="momentum")
     (centre,) = [r for r in select(records, "form") if r["name"] != "momentum"]
@@ -142,7 +142,7 @@ def _plate_of_methods(records: Sequence[Record]) -> Plate:
     return Plate("momentum-methods", title, caption, _draw_methods(records), notes)
 
 
-def _plate_of_limits(records: Sequence[Record]) -> Plate:
+def _make_limits_plate(records: Sequence[Record]) -> Plate:
     (ema,) = select(records, "ema")
     gradients = select(records, "gradient")
     curved = [r for r in gradients if r["function"] == ROSENBROCK.name]

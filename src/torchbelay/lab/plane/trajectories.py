@@ -160,7 +160,7 @@ def draw_losses(ax: Axes, records: Sequence[Record]) -> None:
         if averages:
             ax.plot(steps, losses(record, "w1"), dashes, color=hue, linewidth=0.6, alpha=0.35)
         ax.plot(steps, losses(record, "w2" if averages else "w1"), dashes, color=hue, label=record["arm"])
-        if record["diverged_at"] is not None:  # at the upper edge, whatever the loss of its average is
+        if record["diverged_at"] is not None:  # at the upper edge, independent of the average's loss
             at, place = record["diverged_at"] + 1, ax.get_xaxis_transform()
             ax.plot(at, 1, "X", color=hue, markeredgecolor="#b00020", markersize=8, transform=place, clip_on=False)
     ax.set(xscale="log", yscale="log", xlabel="step + 1")

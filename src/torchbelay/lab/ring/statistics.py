@@ -185,7 +185,7 @@ def compare_rates(table: RunTable) -> Iterator[Record]:
 
 
 def find_ranges(table: RunTable) -> Iterator[Record]:
-    """Find where each curve (the median over seeds) is within a factor of its own best, and of the best of all."""
+    """Find the rates at which each median curve is within a factor of its own best, and of the best of all."""
     medians = {key: [_median(table.tests(key, lr)) for lr in table.lrs] for key in table.keys}
     bests = {key: _best(values) for key, values in medians.items()}
     best_of_all = _best(bests.values())
