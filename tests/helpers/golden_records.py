@@ -1,10 +1,10 @@
-"""Golden records: what the quick version of the planar parts gave once, in small, to see that it still does.
+"""Golden records: an excerpt of the quick records of the planar parts, to see that they do not change.
 
-They are remade, after a change that is meant to change them, by running this file:
+After a change that is meant to change them, run this file to write them again:
 
-    python tests/golden_records.py
+    PYTHONPATH=tests python tests/helpers/golden_records.py
 
-and then read before they are committed: every line that moved must have a reason.
+Read the difference before you commit it: every line that changed must have a reason.
 """
 
 import json
@@ -20,20 +20,20 @@ FOLDER = Path(__file__).parents[1] / "lab" / "plane" / "golden"
 PARTS: tuple[Part, ...] = (fig1, fig2, fig3, robustness)
 QUICK = Settings(seed=0, quick=True)
 
-_POINTS = (0, 1, 5, 20, 80, -1)  # of a path, among those that were recorded
+_POINTS = (0, 1, 5, 20, 80, -1)  # of a path, among those recorded
 _KEPT = ("kind", "function", "arm", "lr", "start", "steps", "goal", "arrived_at", "diverged_at")
 _CURVE = ("kind", "function", "half_width", "arm", "judged", "goal", "limit", "starts", "steps")
 _ALONG = ("lr", "converged", "diverged", "median_arrival")
-_BOX = 0.5  # of Figure 2's boxes the one that the claims are judged by
+_BOX = 0.5  # the box of Figure 2 that the claims are judged by
 
-# Processors differ in the last digits, and 600 steps enlarge the difference: with noise of 4e-16 of each weight put in
+# Processors differ in the last digits, and 600 steps enlarge the difference. With noise of 4e-16 of each weight added
 # after every step, no coordinate moved by 1e-6 of itself, and no share by more than one start.
 RELATIVE, ABSOLUTE, STARTS = 1e-6, 1e-12, 1
 _SHARES = ("converged", "diverged")
 
 
 def distil(records: Sequence[Record]) -> list[Record]:
-    """Of a path a few points, and of many learning rates one line."""
+    """Return an excerpt: a few points per path, and one line for many learning rates."""
     golden: list[Record] = []
     curves: dict[str, Record] = {}
     for record in records:
@@ -41,7 +41,7 @@ def distil(records: Sequence[Record]) -> list[Record]:
             golden.append(record)
         elif record["kind"] == "path":
             golden.append({key: record[key] for key in _KEPT} | _few_points(record))
-        elif _weighty(record):
+        elif _matters(record):
             about = {key: record[key] for key in _CURVE if key in record}
             line = curves.setdefault(json.dumps(about), about | {key: [] for key in _ALONG})
             for key in _ALONG:
@@ -49,20 +49,20 @@ def distil(records: Sequence[Record]) -> list[Record]:
     return golden + list(curves.values())
 
 
-def _weighty(record: Record) -> bool:
-    """Not everything, so that the files stay small."""
+def _matters(record: Record) -> bool:
+    """Whether a record belongs to the excerpt; many do not, so that the files stay small."""
     if record["kind"] in ("share", "curve"):
         return bool(record["half_width"] == _BOX)
     return record["kind"] != "rate" or record["function"] in ("Rosenbrock", "Beale")
 
 
 def _few_points(record: Record) -> Record:
-    chosen = [range(len(record["at"]))[i] for i in _POINTS if i < len(record["at"])]
-    return {key: None if record[key] is None else [record[key][i] for i in chosen] for key in ("at", "w1", "w2")}
+    places = [range(len(record["at"]))[i] for i in _POINTS if i < len(record["at"])]
+    return {key: None if record[key] is None else [record[key][i] for i in places] for key in ("at", "w1", "w2")}
 
 
-def different(found: Sequence[Record], golden: Sequence[Record]) -> list[str]:
-    """Where records differ by more than processors do; shares and coordinates may a little, all else may not."""
+def differences(found: Sequence[Record], golden: Sequence[Record]) -> list[str]:
+    """Return where records differ; shares and coordinates may differ a little, as processors do, and nothing else."""
     if len(found) != len(golden):
         return [f"{len(found)} records instead of {len(golden)}"]
     return [
@@ -82,28 +82,30 @@ def _alike(one: object, other: object, margin: float) -> bool:
 
 
 @cache
-def ran(part: Part) -> tuple[list[Record], int]:
-    """A part's quick records, as a file would give them back, and the units of work it said it did."""
+def run_quick(part: Part) -> tuple[list[Record], int]:
+    """Run the quick version of a part; return its records, as a file would, and the units of work it reported."""
     ticks: list[int] = []
     records = part.run(QUICK, ticks.append)
     return json.loads(json.dumps(records, allow_nan=False)), sum(ticks)
 
 
 def quick(part: Part) -> list[Record]:
-    """A part's quick records; they are run once for all tests of a process, and must not be changed."""
-    return ran(part)[0]
+    """Return a part's quick records. They are made once per process, and must not be changed."""
+    return run_quick(part)[0]
 
 
 def path(part: Part) -> Path:
+    """Return the file of a part's golden records."""
     return FOLDER / f"{part.NAME}.jsonl"
 
 
 def read(part: Part) -> list[Record]:
+    """Read a part's golden records."""
     return [json.loads(line) for line in path(part).read_text(encoding="utf-8").splitlines()]
 
 
-def remake() -> None:
-    """Write the golden records anew."""
+def write() -> None:
+    """Write the golden records again."""
     FOLDER.mkdir(exist_ok=True)
     for part in PARTS:
         golden = distil(quick(part))
@@ -112,4 +114,4 @@ def remake() -> None:
 
 
 if __name__ == "__main__":
-    remake()
+    write()

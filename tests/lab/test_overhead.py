@@ -1,12 +1,14 @@
-"""What an average costs: bytes counted exactly, ratios with intervals, and figures. No time is asserted."""
+"""What an average costs: exact bytes, ratios with intervals, and the figure. No time is asserted."""
 
 import json
 
 import pytest
 import torch
 
+from helpers.captions import check_brevity, full_text
 from torchbelay.lab import overhead
-from torchbelay.lab.overhead import ARMS, BELAY, EMA, NETWORKS, PLAIN, TORCH, cost
+from torchbelay.lab.arms import BELAY, EMA, PLAIN
+from torchbelay.lab.overhead import ARMS, NETWORKS, TORCH, cost
 from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.records import without_times
 from torchbelay.lab.report import style
@@ -20,9 +22,9 @@ def records() -> list[Record]:
 
 
 @pytest.mark.parametrize("network", [network.name for network in NETWORKS])
-def test_bytes_for_each_weight(records: list[Record], network: str) -> None:
-    stay = {arm: overhead.bytes_a_weight(cost(records, network, arm)) for arm in ARMS}
-    # weights 4, gradients 4, two moments 8; a step count for each tensor, and torch's own counter, are all the rest
+def test_bytes_per_weight(records: list[Record], network: str) -> None:
+    stay = {arm: overhead.bytes_per_weight(cost(records, network, arm)) for arm in ARMS}
+    # weights 4, gradients 4, two moments 8; the rest is a step count per tensor, and torch's own counter
     assert stay[PLAIN] == pytest.approx(16, abs=1e-3)
     assert stay[EMA] == stay[BELAY]
     assert stay[BELAY] - stay[PLAIN] == pytest.approx(4, abs=1e-9)
@@ -53,16 +55,16 @@ def test_the_ledger_counts_what_is_alive_at_a_time() -> None:
 
 
 def test_arms_train_the_same_network_on_the_same_batch() -> None:
-    trainees = [overhead.trainee(NETWORKS[0], arm, seed=3) for arm in ARMS]
-    for one in trainees[1:]:
-        assert torch.equal(one.images, trainees[0].images)
-        for p, q in zip(one.model.parameters(), trainees[0].model.parameters(), strict=True):
+    models = [overhead.build_model(NETWORKS[0], arm, seed=3) for arm in ARMS]
+    for one in models[1:]:
+        assert torch.equal(one.images, models[0].images)
+        for p, q in zip(one.model.parameters(), models[0].model.parameters(), strict=True):
             assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("arm", [TORCH, EMA, BELAY])
-def test_an_arm_really_averages(arm: str) -> None:
-    one = overhead.trainee(NETWORKS[0], arm, seed=0)
+def test_the_average_of_an_arm_moves(arm: str) -> None:
+    one = overhead.build_model(NETWORKS[0], arm, seed=0)
     weights = [p.detach().clone() for p in one.model.parameters()]
     one.step()
     one.step()  # the lagged average moves from the second step on
@@ -75,21 +77,23 @@ def test_an_arm_really_averages(arm: str) -> None:
 def test_a_ratio_of_medians_and_its_interval() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = 1 + 0.1 * torch.rand(101, generator=generator, dtype=torch.float64)
-    assert overhead.ratio(2 * noise, noise, seed=0) == pytest.approx((2, 2, 2), rel=1e-15)  # rounds are kept together
+    assert overhead.median_ratio(2 * noise, noise, seed=0) == pytest.approx(
+        (2, 2, 2), rel=1e-15
+    )  # rounds are kept together
     other = 1 + 0.1 * torch.rand(101, generator=generator, dtype=torch.float64)
-    middle, low, high = overhead.ratio(2 * noise, other, seed=0)
+    middle, low, high = overhead.median_ratio(2 * noise, other, seed=0)
     assert 1.95 < low < middle < high < 2.05
     assert middle == float(2 * noise.median() / other.median())
 
 
-def test_one_thread_inside_and_as_many_as_before_outside() -> None:
+def test_there_is_one_thread_inside_the_block_and_the_old_number_after_it() -> None:
     def fail() -> None:
         with overhead.one_thread():
             inside.append(torch.get_num_threads())
-            raise RuntimeError("whatever")
+            raise RuntimeError("anything")
 
     inside, before = [], torch.get_num_threads()
-    with pytest.raises(RuntimeError, match="whatever"):
+    with pytest.raises(RuntimeError, match="anything"):
         fail()
     assert (inside, torch.get_num_threads()) == ([1], before)
 
@@ -110,7 +114,7 @@ def test_the_random_state_of_others_is_left_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    overhead.trainee(NETWORKS[1], BELAY, seed=0)
+    overhead.build_model(NETWORKS[1], BELAY, seed=0)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -118,4 +122,8 @@ def test_the_figure_is_drawn_from_records_that_have_been_on_disk(records: list[R
     (plate,) = overhead.draw(json.loads(json.dumps(records, allow_nan=False)))
     assert plate.name == "overhead"
     assert len(style.as_bytes(plate.figure, "png")) > 10_000
-    assert "669,706 weights" in plate.caption
+    check_brevity(plate)
+    assert "669,706 weights" in full_text(plate)
+    for network in NETWORKS:
+        more = cost(records, network.name, BELAY)["timing_s"]["to_plain"]["ratio"] - 1
+        assert f"{more:+.1%}".replace("-", "−") in plate.caption

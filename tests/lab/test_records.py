@@ -1,4 +1,4 @@
-"""Records on disk: what is written is read, whole or not at all, and damage is found."""
+"""Records on disk: a file is written whole or not at all, comes back as it was, and damage is found."""
 
 import json
 import math
@@ -30,19 +30,19 @@ def written(path: Path, lines: list[Record] = SOME, **head: object) -> Path:
 
 
 def refused(path: Path) -> str:
-    """What is said of a file that cannot be used: a single line with its name and a cure."""
+    """Return the error message of a file that cannot be used: one line with its name and a cure."""
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(LabError) as error:
         records.read(path)
-    said = str(error.value)
-    assert str(path) in said
-    assert said.endswith("; move it away, or run again with --force")
-    assert "\n" not in said
+    message = str(error.value)
+    assert str(path) in message
+    assert message.endswith("; move it away, or run again with --force")
+    assert "\n" not in message
     assert before is None or path.read_bytes() == before
-    return said
+    return message
 
 
-# What is written is read ----------------------------------------------------------------------------------------------
+# Writing and reading --------------------------------------------------------------------------------------------------
 
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
@@ -81,23 +81,55 @@ def test_a_file_has_one_line_for_each_record_and_one_about_them(tmp_path: Path) 
     lines = written(tmp_path / "fig1.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line).get("kind") for line in lines[:-1]] == [None, "path", "share", "odd"]
     assert lines[-1] == ""
-    assert "θ = −0.5" in lines[1]  # people read them, too
+    assert "θ = −0.5" in lines[1]  # readable without a decoder
 
 
 def test_no_records_are_records(tmp_path: Path) -> None:
     assert records.read(written(tmp_path / "none.jsonl", []))[1] == []
 
 
-def test_times_are_told_by_their_names() -> None:
+def test_times_are_known_by_their_names() -> None:
     record = {"kind": "run", "wall_s": 1.0, "step_s": 2.0, "steps": 3, "s": 4}
     assert records.without_times(record) == {"kind": "run", "steps": 3, "s": 4}
+
+
+# Rounding and selection -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "kept"),
+    [
+        (0.123456789, 5, 0.12346),
+        (0.123456789, 6, 0.123457),
+        (0.1 + 0.2, 9, 0.3),
+        (1 / 3, 9, 0.333333333),
+        (-2e-17 / 3, 9, -6.66666667e-18),
+        (123456789.5, 9, 123456790.0),
+        (1.0, 5, 1.0),
+        (0.0, 9, 0.0),
+        (math.inf, 9, None),
+        (-math.inf, 5, None),
+        (math.nan, 6, None),
+    ],
+)
+def test_a_record_keeps_some_digits_and_none_for_a_number_that_is_not_finite(
+    value: float, digits: int, kept: float | None
+) -> None:
+    assert records.rounded(value, digits) == kept
+
+
+def test_records_are_selected_by_their_kind_and_fields() -> None:
+    lines = [{"kind": "run", "lr": 0.1, "arm": "EMA"}, {"kind": "run", "lr": 0.1, "arm": "BELAY"}, {"kind": "pair"}]
+    assert records.select(lines, "run") == lines[:2]
+    assert records.select(lines, "run", lr=0.1, arm="BELAY") == lines[1:2]
+    assert records.select(lines, "choice") == []
 
 
 # Whole or not at all --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_json_does_not_have_is_refused_and_what_was_there_stays(tmp_path: Path, value: float) -> None:
+def test_a_number_that_json_does_not_have_is_refused_and_the_old_file_stays(tmp_path: Path, value: float) -> None:
     path = written(tmp_path / "fig1.jsonl")
     before = path.read_bytes()
     with pytest.raises(ValueError, match="JSON"):
@@ -107,28 +139,27 @@ def test_what_json_does_not_have_is_refused_and_what_was_there_stays(tmp_path: P
 
 
 @pytest.mark.parametrize("call", ["fsync", "chmod", "replace"])
-@pytest.mark.parametrize("there", [True, False], ids=["over an old file", "a new file"])
+@pytest.mark.parametrize("exists", [True, False], ids=["over an old file", "a new file"])
 @pytest.mark.parametrize(
     "failure", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"]
 )
-def test_a_failure_in_the_middle_leaves_what_was_there_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, there: bool, failure: BaseException
+def test_a_failure_during_the_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, exists: bool, failure: BaseException
 ) -> None:
     path = tmp_path / "fig1.jsonl"
-    if there:
+    if exists:
         written(path)
     before = {p: p.read_bytes() for p in tmp_path.iterdir()}
 
-    def fail(*_: Any) -> None:
-        assert [p.suffix for p in tmp_path.iterdir() if p != path] == [".part"]  # it is in the middle
+    def fail(*_: Any, **__: Any) -> None:
+        assert [p.suffix for p in tmp_path.iterdir() if p != path] == [".tmp"]  # the write is under way
         raise failure
 
     monkeypatch.setattr(os, call, fail)
     with pytest.raises((LabError, KeyboardInterrupt)) as error:
         written(path, [{"kind": "new"}])
     if isinstance(failure, OSError):
-        said = f"cannot write {path}: No space left on device; choose another folder with --out"
-        assert str(error.value) == said
+        assert str(error.value) == f"cannot write {path}: No space left on device; choose another folder with --out"
     else:
         assert error.value is failure
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
@@ -141,8 +172,18 @@ def test_writing_again_replaces_the_old_records(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_everybody_may_read_a_report(tmp_path: Path) -> None:
-    assert stat.S_IMODE(written(tmp_path / "fig1.jsonl").stat().st_mode) == 0o644
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_a_report_has_the_permissions_of_the_users_other_files(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        assert stat.S_IMODE(written(tmp_path / "fig1.jsonl").stat().st_mode) == mode
+    finally:
+        os.umask(before)
+
+
+def test_the_folders_of_a_file_are_made(tmp_path: Path) -> None:
+    records.write_text(tmp_path / "a" / "b" / "note.txt", "text")
+    assert (tmp_path / "a" / "b" / "note.txt").read_text() == "text"
 
 
 @pytest.mark.parametrize(
@@ -154,18 +195,18 @@ def test_everybody_may_read_a_report(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_place_that_cannot_be_written_to_is_said_in_one_line(
+def test_a_place_that_cannot_be_written_to_is_reported_in_one_line(
     tmp_path: Path, obstacle: Callable[[Path], None]
 ) -> None:
     out = tmp_path / "out"
     obstacle(out)
     with pytest.raises(LabError) as error:
         written(out / "records" / "fig1.jsonl")
-    said = str(error.value)
-    assert said.startswith(f"cannot write {out / 'records' / 'fig1.jsonl'}: ")
-    assert said.endswith("; choose another folder with --out")
-    assert "\n" not in said
-    assert not list(tmp_path.rglob("*.part"))
+    message = str(error.value)
+    assert message.startswith(f"cannot write {out / 'records' / 'fig1.jsonl'}: ")
+    assert message.endswith("; choose another folder with --out")
+    assert "\n" not in message
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------
@@ -200,7 +241,7 @@ def test_a_file_cut_short_at_any_byte_is_refused(tmp_path: Path) -> None:
         ("\ufeff{}\n".encode(), "line 1"),
     ],
 )
-def test_what_is_no_record_file_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_file_without_records_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "fig1.jsonl"
     path.write_bytes(content)
     assert why in refused(path)
@@ -224,7 +265,7 @@ def test_a_header_without_what_is_needed_is_refused(tmp_path: Path, key: str, va
 
 
 @pytest.mark.parametrize(("lines", "count"), [(slice(0, 3), 2), (slice(0, 1), 0)])
-def test_missing_records_are_missed(tmp_path: Path, lines: slice, count: int) -> None:
+def test_missing_records_are_noticed(tmp_path: Path, lines: slice, count: int) -> None:
     path = written(tmp_path / "fig1.jsonl")
     kept = path.read_text(encoding="utf-8").split("\n")[lines]
     path.write_text("\n".join(kept) + "\n", encoding="utf-8")
@@ -246,7 +287,7 @@ def test_the_damaged_line_is_named(tmp_path: Path, line: int) -> None:
     assert f"damaged in line {line} " in refused(path)
 
 
-def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "none.jsonl")
     assert "directory" in refused(tmp_path)
 

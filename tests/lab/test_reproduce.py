@@ -1,4 +1,4 @@
-"""`torchbelay reproduce`: what runs and what need not, what is refused, and what is left when something goes wrong."""
+"""`torchbelay reproduce`: which parts run, what is refused, and what is left when something goes wrong."""
 
 import io
 import json
@@ -23,13 +23,13 @@ from torchbelay.lab.claims.verdict import Answer, Claim, Finding, Verdict
 from torchbelay.lab.part import LabError, Plate, Record, Settings
 from torchbelay.lab.registry import PARTS
 from torchbelay.lab.report import style
-from torchbelay.lab.workers import Done, Event, Failed, Progress
+from torchbelay.lab.workers import Event, Failure, Progress, Result
 
 # Parts that cost nothing ----------------------------------------------------------------------------------------------
 
 
 class Fake:
-    """A part of three units that counts its runs, and can be told to fail, or not to be drawn."""
+    """A part of three units that counts its runs, and that can fail to run or to draw."""
 
     def __init__(self, name: str) -> None:
         self.NAME, self.TITLE = name, f"Title of {name}"
@@ -89,15 +89,15 @@ class Lab(SimpleNamespace):
 
 
 def in_this_process(parts: dict[str, Fake]) -> Callable[..., Iterator[Event]]:
-    """What `workers.work` does, without processes."""
+    """Return a `workers.work` that runs the parts in this process."""
 
-    def work(names: Sequence[str], alone: Sequence[str], settings: Settings, jobs: int) -> Iterator[Event]:
+    def work(names: Sequence[str], exclusive: Sequence[str], settings: Settings, jobs: int) -> Iterator[Event]:
         for name in names:
             try:
                 yield Progress(name, 1)
-                yield Done(name, parts[name].run(settings, lambda units: None), 0.5)
+                yield Result(name, parts[name].run(settings, lambda units: None), 0.5)
             except Exception as error:
-                yield Failed(name, f"{type(error).__name__}: {error}", f"Traceback of {name}")
+                yield Failure(name, f"{type(error).__name__}: {error}", f"Traceback of {name}")
 
     return work
 
@@ -105,10 +105,10 @@ def in_this_process(parts: dict[str, Fake]) -> Callable[..., Iterator[Event]]:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     parts = {name: Fake(name) for name in ("a", "b", "c")}
-    claim = Claim("C1", "a claim", "a rule", ("a",), lambda _: Finding(Answer.HOLDS, "never asked"))
+    claim = Claim("C1", "a claim", "a rule", ("a",), lambda _: Finding(Answer.HOLDS, "never used"))
     found = Verdict(claim, Finding(Answer.IN_PART, "found [in] brackets [/]"))
     monkeypatch.setattr(reproduce, "PARTS", parts)
-    monkeypatch.setattr(reproduce, "ALONE", ())
+    monkeypatch.setattr(reproduce, "EXCLUSIVE", ())
     monkeypatch.setattr(reproduce, "work", in_this_process(parts))
     monkeypatch.setattr(reproduce, "judge", lambda records: [found])
     monkeypatch.setattr(style, "as_bytes", lambda figure, kind: kind.encode())
@@ -122,7 +122,7 @@ def report_of(*names: str) -> set[str]:
     return {pattern.format(name) for pattern in REPORT for name in names}
 
 
-# What runs, and what need not -----------------------------------------------------------------------------------------
+# Which parts run -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def report_of(*names: str) -> set[str]:
     ],
 )
 def test_parts_are_chosen_by_name_in_the_order_of_the_report(lab: Lab, names: list[str], chosen: list[str]) -> None:
-    assert reproduce.chosen(names) == chosen
+    assert reproduce.select_parts(names) == chosen
 
 
-def test_an_unknown_part_is_refused_with_those_that_there_are(lab: Lab) -> None:
+def test_an_unknown_part_is_refused_with_a_list_of_the_known_ones(lab: Lab) -> None:
     with pytest.raises(LabError, match=r"^unknown part 'fig9'; choose from a, b, c, all$"):
         lab("a", "fig9")
     assert (lab.runs, lab.out.exists()) == ((0, 0, 0), False)
@@ -164,10 +164,10 @@ def test_finished_parts_are_not_run_again_but_shown_again(lab: Lab) -> None:
     assert lab.runs == (1, 1, 0)
     assert lab.states()["a.jsonl"] == before["a.jsonl"]
     assert lab.files() == report_of("a", "b")
-    assert "1 of 2 parts were there already; --force runs them again" in lab.printed
+    assert "1 of 2 parts were done already; --force runs them again" in lab.printed
 
 
-def test_the_report_shows_all_that_is_there_whatever_was_asked_for(lab: Lab) -> None:
+def test_the_report_shows_all_parts_that_have_records(lab: Lab) -> None:
     lab("a")
     lab("c")
     page = (lab.out / "index.html").read_text()
@@ -177,14 +177,14 @@ def test_the_report_shows_all_that_is_there_whatever_was_asked_for(lab: Lab) -> 
     assert "Title of b" in page
 
 
-def test_force_runs_what_was_asked_for_again_and_nothing_else(lab: Lab) -> None:
+def test_force_runs_the_named_parts_again_and_no_other(lab: Lab) -> None:
     lab("a", "b")
     before = lab.states()
     assert lab("a", force=True) == 0
     assert lab.runs == (2, 1, 0)
     assert records.read(lab.record("a"))[1][0]["run"] == 2
     assert lab.states()["b.jsonl"] == before["b.jsonl"]
-    assert "were there already" not in lab.printed
+    assert "were done already" not in lab.printed
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_records_of_other_settings_are_refused_and_kept(
 ) -> None:
     lab("a")
     before = lab.states()
-    advice = "choose another --out, or make all of it anew with: all --force"
+    advice = "choose another --out, or run everything again: all --force"
     with pytest.raises(LabError) as error:
         lab(*names, **other)
     assert str(error.value) == f"{lab.record('a')} was made with {made}; {advice}"
@@ -217,14 +217,14 @@ def test_records_of_another_budget_are_refused(lab: Lab, origin: Record, budget:
     lab("a")
     head, lines = records.read(lab.record("a"))
     records.write(lab.record("a"), head, [*lines, origin])
-    with pytest.raises(LabError, match=rf"a\.jsonl was made with {made}; .* make it anew with: a --force"):
+    with pytest.raises(LabError, match=rf"a\.jsonl was made with {made}; .* or run it again: a --force"):
         lab("a", budget=budget)
     records.write(lab.record("a"), head, [*lines, origin | {"committed": True}])
-    lab("a", budget=budget)  # those that come with the package belong to any
+    lab("a", budget=budget)  # records that come with the package suit any budget
     assert lab.runs == (1, 0, 0)
 
 
-def test_full_records_are_said_to_be_full(lab: Lab) -> None:
+def test_full_records_are_named_without_quick(lab: Lab) -> None:
     lab("a", quick=False, seed=3)
     with pytest.raises(LabError, match=r"was made with --seed 3; choose"):
         lab("a")
@@ -252,10 +252,10 @@ def test_a_dry_run_lists_everything_and_does_nothing(lab: Lab) -> None:
     assert lab.printed.endswith(f"nothing was run; results would go to {lab.out}\n")
 
 
-def test_a_dry_run_knows_what_is_there(lab: Lab) -> None:
+def test_a_dry_run_knows_which_parts_are_done(lab: Lab) -> None:
     lab("b")
     before = lab.states()
-    for force, state in ((False, "there already"), (True, "to run")):
+    for force, state in ((False, "done"), (True, "to run")):
         assert lab("b", dry_run=True, force=force) == 0
         assert re.search(rf"what b would do .* {state} ", lab.printed)
         assert "what a would do" not in lab.printed
@@ -285,7 +285,7 @@ def test_a_failing_part_is_named_and_the_others_are_kept(lab: Lab) -> None:
     assert lab.files() == report_of("a", "c") | {"b.failed.txt"}
     details = lab.out / "b.failed.txt"
     assert details.read_text() == "Traceback of b"
-    assert f"b failed: RuntimeError: no luck [/x] today (all of it: {details})\n" in lab.printed
+    assert f"b failed: RuntimeError: no luck [/x] today (details: {details})\n" in lab.printed
     assert "a failed" not in lab.printed
 
 
@@ -298,8 +298,8 @@ def test_a_part_that_failed_is_run_again_and_its_failure_forgotten(lab: Lab) -> 
     assert lab.files() == report_of("a", "b", "c")
 
 
-def test_a_failure_of_which_nothing_is_known_has_no_details(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "work", lambda *_: iter([Failed("a", "its process ended with status -9", "")]))
+def test_a_failure_without_a_traceback_has_no_details_file(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "work", lambda *_: iter([Failure("a", "its process ended with status -9", "")]))
     assert lab("a") == 1
     assert "a failed: its process ended with status -9\n" in lab.printed
     assert lab.files() == {"index.html"}
@@ -315,7 +315,7 @@ def test_a_failure_under_force_keeps_the_old_records_aside_and_does_not_show_the
     assert "caption of b" not in (lab.out / "index.html").read_text()
 
 
-def test_a_failure_is_named_even_where_records_of_another_seed_were(lab: Lab) -> None:
+def test_a_failure_is_named_even_if_there_were_records_of_another_seed(lab: Lab) -> None:
     lab()
     lab.b.failure = RuntimeError("no luck")
     assert lab("all", seed=1, force=True) == 1
@@ -323,7 +323,7 @@ def test_a_failure_is_named_even_where_records_of_another_seed_were(lab: Lab) ->
     assert not lab.record("b").exists()
 
 
-def test_an_interruption_under_force_goes_on_without_it(lab: Lab) -> None:
+def test_a_run_that_was_stopped_under_force_continues_without_it(lab: Lab) -> None:
     lab()
     lab.b.failure = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -335,7 +335,7 @@ def test_an_interruption_under_force_goes_on_without_it(lab: Lab) -> None:
     assert {records.read(lab.record(name))[0]["seed"] for name in ("a", "b", "c")} == {1}
 
 
-def test_an_interruption_keeps_what_is_finished_and_the_same_call_goes_on(lab: Lab) -> None:
+def test_an_interruption_keeps_finished_parts_and_the_same_call_continues(lab: Lab) -> None:
     lab.b.failure = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         lab()
@@ -349,7 +349,7 @@ def test_an_interruption_keeps_what_is_finished_and_the_same_call_goes_on(lab: L
     assert lab.files() == report_of("a", "b", "c")
 
 
-# What must be set right first -----------------------------------------------------------------------------------------
+# Mistakes that are found first ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_the_way", ["", "records", "figures"])
@@ -363,7 +363,7 @@ def test_a_file_in_the_way_of_a_folder_is_found_before_anything_is_run(lab: Lab,
     assert path.read_text() == "precious"
 
 
-def test_a_name_that_no_file_can_have_is_refused(lab: Lab) -> None:
+def test_a_name_that_is_too_long_for_a_file_is_refused(lab: Lab) -> None:
     lab.out = lab.out.parent / ("x" * 300)
     with pytest.raises(LabError, match=r"cannot write .*File name too long; choose another folder with --out"):
         lab("a")
@@ -406,10 +406,10 @@ def test_the_records_of_another_part_are_refused(lab: Lab) -> None:
 @pytest.mark.parametrize("error", [KeyError("w1"), IndexError(), ValueError("x"), TypeError("x"), StopIteration()])
 def test_records_that_cannot_be_drawn_are_damaged(lab: Lab, error: Exception) -> None:
     lab.a.undrawable = error
-    with pytest.raises(LabError) as said:
+    with pytest.raises(LabError) as refusal:
         lab("a")
-    assert str(said.value).startswith(f"{lab.record('a')} lacks what its figures need (")
-    assert str(said.value).endswith("; run again with --force")
+    assert str(refusal.value).startswith(f"{lab.record('a')} lacks what its figures need (")
+    assert str(refusal.value).endswith("; run again with --force")
     assert lab.record("a").exists()
 
 
@@ -433,7 +433,7 @@ class Printed(NamedTuple):
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Printed]:
-    """`torchbelay reproduce …` in this process."""
+    """Run `torchbelay reproduce …` in this process."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def command(*arguments: object) -> Printed:
@@ -452,7 +452,7 @@ def test_a_real_part_runs_in_a_process_of_its_own_and_is_not_run_again(
     before = path.stat().st_mtime_ns, path.read_bytes()
     again = command("fig1", "--quick", "--out", tmp_path)
     assert (again.status, again.err) == (0, "")
-    assert "1 of 1 parts were there already" in again.out
+    assert "1 of 1 parts were done already" in again.out
     assert (path.stat().st_mtime_ns, path.read_bytes()) == before
     forced = command("fig1", "--quick", "--force", "--out", tmp_path)
     assert forced.status == 0
@@ -466,7 +466,7 @@ def test_a_real_part_runs_in_a_process_of_its_own_and_is_not_run_again(
         assert re.fullmatch(r"torchbelay reproduce: .*fig1\.jsonl was made with --seed 0 --quick; .*\n", refused.err)
 
 
-def test_the_command_runs_what_it_is_told(lab: Lab, command: Callable[..., Printed]) -> None:
+def test_the_command_runs_the_named_parts_with_its_options(lab: Lab, command: Callable[..., Printed]) -> None:
     assert command("a", "c", "--out", lab.out, "--seed", "12", "--jobs", "3").status == 0
     assert lab.a.runs == lab.c.runs == [Settings(seed=12, quick=False)]
     assert lab.b.runs == []
@@ -476,7 +476,7 @@ def test_a_failed_part_is_exit_status_1(lab: Lab, command: Callable[..., Printed
     lab.a.failure = RuntimeError("no luck")
     printed = command("--quick", "--out", lab.out)
     assert printed.status == 1
-    assert f"a failed: RuntimeError: no luck (all of it: {lab.out / 'a.failed.txt'})\n" in printed.out
+    assert f"a failed: RuntimeError: no luck (details: {lab.out / 'a.failed.txt'})\n" in printed.out
 
 
 def test_an_interruption_is_one_line_and_exit_status_130(lab: Lab, command: Callable[..., Printed]) -> None:
@@ -487,7 +487,7 @@ def test_an_interruption_is_one_line_and_exit_status_130(lab: Lab, command: Call
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["fig1", "nonsense"], r"unknown part 'nonsense'; choose from fig1, .*, cifar10, all"),
         (["--out", "{file}"], r"cannot write .*; choose another folder with --out"),
@@ -500,14 +500,14 @@ def test_an_interruption_is_one_line_and_exit_status_130(lab: Lab, command: Call
         (["--fast"], r"unknown argument: --fast"),
     ],
 )
-def test_what_is_typed_wrongly_is_one_line_and_exit_status_2(
-    command: Callable[..., Printed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+def test_a_typing_mistake_is_one_line_and_exit_status_2(
+    command: Callable[..., Printed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("precious")
     printed = command(*(argument.format(file=tmp_path / "file") for argument in arguments))
     assert (printed.status, printed.out) == (2, "")
-    assert re.fullmatch(rf"torchbelay reproduce: {said}\n", printed.err), printed.err
+    assert re.fullmatch(rf"torchbelay reproduce: {message}\n", printed.err), printed.err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -538,7 +538,7 @@ def test_the_help_names_every_part(command: Callable[..., Printed]) -> None:
     assert f"{', '.join(list(PARTS))} or all (default)" in " ".join(printed.out.split())
 
 
-def test_what_is_not_installed_is_said_with_a_cure(
+def test_a_missing_package_is_named_with_a_cure(
     command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "torchbelay.lab.reproduce")
@@ -552,7 +552,7 @@ def test_what_is_not_installed_is_said_with_a_cure(
 
 
 def started(*arguments: object) -> "subprocess.Popen[str]":
-    """The command in a session of its own, as a terminal would have it."""
+    """Start the command in a session of its own, as a terminal does."""
     line = [sys.executable, "-m", "torchbelay.cli", "reproduce", *map(str, arguments)]
     environment = os.environ | {"COLUMNS": "200"}
     return subprocess.Popen(
@@ -560,14 +560,14 @@ def started(*arguments: object) -> "subprocess.Popen[str]":
     )
 
 
-def until(what: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    while not what():
+def wait_until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    while not condition():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
 
 
 def family(process: "subprocess.Popen[str]") -> tuple[list[int], list[int]]:
-    """Its children, among them the fork server, and the children of those: the workers that the server made."""
+    """Return its children, the fork server among them, and their children: the workers that the server made."""
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parent = {int(pid): int(ppid) for pid, ppid in (line.split() for line in listed.splitlines())}
     children = [pid for pid, ppid in parent.items() if ppid == process.pid]
@@ -578,11 +578,11 @@ def files(out: Path) -> set[str]:
     return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
 
 
-def test_ctrl_c_leaves_nothing_half_written_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_half_written_and_the_same_command_continues(tmp_path: Path) -> None:
     arguments = ("fig1", "fig2", "--quick", "--jobs", "2", "--out", tmp_path)
     fig1, fig2 = (tmp_path / "records" / f"{name}.jsonl" for name in ("fig1", "fig2"))
     process = started(*arguments)
-    until(fig1.exists, process)  # the other one has seconds of work left
+    wait_until(fig1.exists, process)  # the other one has seconds of work left
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130
@@ -593,16 +593,16 @@ def test_ctrl_c_leaves_nothing_half_written_and_the_same_command_goes_on(tmp_pat
     process = started(*arguments)
     out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
-    assert "1 of 2 parts were there already" in out
+    assert "1 of 2 parts were done already" in out
     assert (fig1.stat().st_mtime_ns, fig1.read_bytes()) == before
     assert records.read(fig2)[0]["records"] == len(records.read(fig2)[1]) > 0
-    assert not [name for name in files(tmp_path) if name.endswith((".part", ".writable", ".failed.txt"))]
+    assert not [name for name in files(tmp_path) if name.endswith((".tmp", ".failed.txt"))]
 
 
-def test_ctrl_c_while_everything_is_still_being_loaded_is_one_line_too(tmp_path: Path) -> None:
+def test_ctrl_c_while_modules_are_loaded_is_one_line_too(tmp_path: Path) -> None:
     process = started("fig3", "--quick", "--out", tmp_path)
-    until(lambda: len(family(process)[0]) == 2, process)  # the resource tracker and the fork server
-    time.sleep(0.5)  # the server is loading torch by now; were it not, the test would pass for the wrong reason
+    wait_until(lambda: len(family(process)[0]) == 2, process)  # the resource tracker and the fork server
+    time.sleep(0.5)  # the server loads torch by now; otherwise the test would pass for the wrong reason
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130
@@ -612,7 +612,7 @@ def test_ctrl_c_while_everything_is_still_being_loaded_is_one_line_too(tmp_path:
 
 def test_a_killed_process_is_a_failed_part(tmp_path: Path) -> None:
     process = started("fig3", "--quick", "--out", tmp_path)
-    until(lambda: family(process)[1], process)
+    wait_until(lambda: family(process)[1], process)
     (worker,) = family(process)[1]
     os.kill(worker, signal.SIGKILL)
     out, err = process.communicate()

@@ -1,4 +1,4 @@
-"""Paired ratios, equivalence and working ranges against tables, closed forms and numbers worked out by hand."""
+"""Paired ratios, equivalence and working ranges: against tables, closed forms and numbers worked out by hand."""
 
 import math
 
@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchbelay.lab.statistics import MARGIN, Range, ratio, t_quantile, t_share, working_range
+from torchbelay.lab.statistics import (
+    MARGIN,
+    Range,
+    _equivalence_p,
+    fisher,
+    fit_power,
+    ratio,
+    t_quantile,
+    working_range,
+)
 
 # Student's distribution ---------------------------------------------------------------------------------------------
 
@@ -20,6 +29,15 @@ TABLE = {  # as printed in every table: 97.5% and 95%
     30: (2.04227, 1.69726),
     120: (1.97993, 1.65765),
 }
+SIXTEEN_DIGITS = {  # of the 97.5% quantile: the root of a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)
+    1: 12.706204736174707,
+    2: 4.302652729749464,
+    3: 3.182446305283710,
+    4: 2.776445105197799,
+    9: 2.262157162798205,
+    10: 2.228138851986274,
+    30: 2.042272456301238,
+}
 
 
 @pytest.mark.parametrize("df", TABLE)
@@ -28,21 +46,57 @@ def test_quantiles_are_those_of_the_tables(df: int) -> None:
     assert found == pytest.approx(TABLE[df], rel=3e-6)  # half of the last printed digit
 
 
-@given(t=st.floats(-50, 50))
-def test_one_and_two_degrees_of_freedom_have_closed_forms(t: float) -> None:
-    assert t_share(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-15)
-    assert t_share(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-15)
+@pytest.mark.parametrize("df", SIXTEEN_DIGITS)
+def test_quantiles_are_exact_to_twelve_digits(df: int) -> None:
+    assert t_quantile(0.975, df) == pytest.approx(SIXTEEN_DIGITS[df], rel=1e-12)
+    assert t_quantile(0.025, df) == pytest.approx(-SIXTEEN_DIGITS[df], rel=1e-12)
 
 
-@given(t=st.floats(0, 20), df=st.integers(1, 60))
-def test_the_distribution_is_even_and_grows(t: float, df: int) -> None:
-    assert t_share(t, df) + t_share(-t, df) == pytest.approx(1, abs=1e-14)
-    assert t_share(t, df) <= t_share(t + 0.1, df) + 1e-15 <= 1 + 1e-15  # in the tail rounding decides
+@given(share=st.floats(0.001, 0.999))
+def test_one_and_two_degrees_of_freedom_have_closed_forms(share: float) -> None:
+    assert t_quantile(share, 1) == pytest.approx(math.tan(math.pi * (share - 0.5)), rel=1e-12, abs=1e-12)
+    twice = 2 * share - 1
+    assert t_quantile(share, 2) == pytest.approx(twice * math.sqrt(2 / (1 - twice**2)), rel=1e-12, abs=1e-12)
 
 
-@given(share=st.floats(0.001, 0.999), df=st.integers(1, 40))
-def test_a_quantile_is_where_the_share_is_reached(share: float, df: int) -> None:
-    assert t_share(t_quantile(share, df), df) == pytest.approx(share, abs=1e-12)
+@given(share=st.floats(0.001, 0.998), df=st.integers(1, 60))
+def test_quantiles_are_odd_and_grow(share: float, df: int) -> None:
+    assert t_quantile(share, df) == pytest.approx(-t_quantile(1 - share, df), rel=1e-9, abs=1e-12)
+    assert t_quantile(share, df) < t_quantile(share + 0.001, df)
+
+
+@pytest.mark.parametrize(("df", "t"), [(1, 0.7), (2, 1.3), (3, 2.1), (4, 0.4), (9, 1.9), (10, 2.6), (30, 1.1)])
+def test_the_p_of_equivalence_is_a_finite_sum(df: int, t: float) -> None:
+    """Student's distribution for whole degrees of freedom, by Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(df))
+    odd = df % 2
+    total, term = 0.0, math.cos(angle) ** odd
+    for power in range(odd, df - 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
+    total *= math.sin(angle)
+    below = (1 + (2 / math.pi * (angle + total) if odd else total)) / 2
+    assert _equivalence_p(math.log(MARGIN) + t, 1.0, df, MARGIN) == pytest.approx(below, rel=1e-12)
+    assert _equivalence_p(0.0, math.log(MARGIN) / t, df, MARGIN) == pytest.approx(1 - below, rel=1e-11)
+
+
+# Fisher's test --------------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_fishers_p_is_the_share_of_the_ways_to_choose(data: st.DataObject) -> None:
+    n, m = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    a, b = data.draw(st.integers(0, n)), data.draw(st.integers(0, m))
+    ways = sum(math.comb(m, k) * math.comb(n, a + b - k) for k in range(b, min(m, a + b) + 1))
+    assert fisher((a, n), (b, m)) == pytest.approx(ways / math.comb(n + m, a + b), rel=1e-12)
+
+
+# A fitted power -------------------------------------------------------------------------------------------------------
+
+
+def test_a_power_is_found() -> None:
+    assert fit_power([1.0, 10.0, 100.0], [3.0, 0.03, 0.0003]) == pytest.approx(-2, rel=1e-14)
+    assert fit_power([1.0, 10.0], [0.0, 0.0]) == 0.0
 
 
 # Ratios of pairs ------------------------------------------------------------------------------------------------------
@@ -91,7 +145,7 @@ def test_equal_means_that_the_90_percent_interval_is_within_the_margin(logs: lis
         ([0.70, 0.71, 0.69, 0.70], "lower"),
         ([1.30, 1.31, 1.29, 1.30], "higher"),
         ([1.00, 1.01, 0.99, 1.00], "equal"),
-        ([1.02, 1.021, 1.019, 1.02], "equal"),  # surely above 1, and surely not by 5%
+        ([1.02, 1.021, 1.019, 1.02], "equal"),  # certainly above 1, and certainly by less than 5%
         ([0.5, 2.0, 0.7, 1.5], "open"),
         ([1.06, 1.04, 1.05, 1.05], "higher"),  # on the margin: not shown to be within
     ],
@@ -103,7 +157,7 @@ def test_readings(ratios: list[float], reading: str) -> None:
 
 
 @pytest.mark.parametrize(("value", "reading"), [(1.0, "equal"), (1.04, "equal"), (1.06, "higher"), (0.9, "lower")])
-def test_pairs_without_any_spread_are_as_certain_as_can_be(value: float, reading: str) -> None:
+def test_pairs_without_any_spread_leave_no_doubt(value: float, reading: str) -> None:
     found = ratio([value] * 4, [1.0] * 4)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((value, value), rel=1e-12)

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Write a file as a whole or not at all."""
 
 import os
 import uuid
@@ -9,25 +9,26 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to; when the block is done, that file takes the place of `path`, on the disk too.
+    """Give a temporary path to write to; at the end of the block that file replaces `path`, on the disk too.
 
-    Whoever is killed, or fails, before that leaves what was at `path` as it was.
+    If the block fails, or the process is killed, the old file at `path` stays as it was. The new file has the
+    permissions that the user's files usually have.
 
     >>> import tempfile
-    >>> there = Path(tempfile.mkdtemp()) / "note"
-    >>> with replacing(there) as temporary:
+    >>> note = Path(tempfile.mkdtemp()) / "note"
+    >>> with replacing(note) as temporary:
     ...     _ = temporary.write_text("all of it")
-    >>> there.read_text(), len(list(there.parent.iterdir()))
+    >>> note.read_text(), len(list(note.parent.iterdir()))
     ('all of it', 1)
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # beside it: a rename crosses no disks
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # same folder: a rename crosses no disks
     try:
         temporary.touch()
-        rights = temporary.stat().st_mode & 0o777  # what the user's files have; a library may write with fewer
+        permissions = temporary.stat().st_mode & 0o777  # the user's usual ones; some libraries write with fewer
         temporary.unlink()
         yield temporary
-        temporary.chmod(rights)
+        temporary.chmod(permissions)
         _sync(temporary)
         os.replace(temporary, path)
     except BaseException:
@@ -38,9 +39,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Wait until what was written is on the disk: after a crash a rename may else point to an empty file."""
+    """Wait until a file or folder is on the disk: after a crash, a rename could otherwise point to an empty file."""
     if path.is_dir() and os.name == "nt":
-        return  # Windows has no directories to open
+        return  # Windows cannot open a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torchbelay.physics.method import Method
 from torchbelay.physics.spring import Spring
 
-# What a method is called, in records, figures and words alike.
+# The name of a method, in records, figures and text alike.
 PLAIN, EMA, MATCHED, BELAY, REPULSIVE = "no averaging", "EMA", "matched EMA", "BELAY", "repulsive spring"
 
 PAPER_SPRING = Spring(k=1.0, m1=10.0, m2=20.0)  # the paper's setting in two dimensions
@@ -18,44 +18,44 @@ class Arm:
     """An inner optimizer with or without an average, at `lr_scale` times the nominal learning rate."""
 
     name: str
-    inner: str  # a name of arena.INNER
+    inner: str  # a key of plane.race.INNER
     method: Method | None = None
     lr_scale: float = 1.0
-    effective_scale: float = 1.0  # how far a constant gradient moves it, per nominal learning rate
+    effective_scale: float = 1.0  # how far a constant gradient moves the weights, per nominal learning rate
 
     @property
     def averages(self) -> bool:
-        """Whether it has a w2 of its own."""
+        """Whether the arm has an average w2."""
         return self.method is not None
 
 
-def belay(inner: str, spring: Spring = PAPER_SPRING, name: str = BELAY) -> Arm:
-    """BELAY around an optimizer."""
+def belay_arm(inner: str, spring: Spring = PAPER_SPRING, name: str = BELAY) -> Arm:
+    """Return BELAY around an optimizer."""
     return Arm(f"{name}+{inner}", inner, spring, effective_scale=spring.effective_lr_scale)
 
 
-def matched(inner: str, spring: Spring = PAPER_SPRING) -> Arm:
-    """The control that shows what BELAY's feedback adds: EMA at its averaging rate and its effective learning rate."""
+def matched_arm(inner: str, spring: Spring = PAPER_SPRING) -> Arm:
+    """Return the control that shows what BELAY's feedback adds: EMA with its averaging rate and effective rate."""
     scale = spring.effective_lr_scale
     return Arm(f"{MATCHED}+{inner}", inner, spring.matched_ema(), lr_scale=scale, effective_scale=scale)
 
 
-def slowed(inner: str, spring: Spring = PAPER_SPRING) -> Arm:
-    """The simpler control: nothing but BELAY's effective learning rate."""
+def slow_arm(inner: str, spring: Spring = PAPER_SPRING) -> Arm:
+    """Return the simpler control: the optimizer alone, at BELAY's effective learning rate."""
     scale = spring.effective_lr_scale
     return Arm(f"{inner} at BELAY's effective rate", inner, lr_scale=scale, effective_scale=scale)
 
 
 SGD, ADAM = Arm("SGD", "SGD"), Arm("Adam", "Adam")
 EMA_SGD, EMA_ADAM = Arm("EMA+SGD", "SGD", PAPER_EMA), Arm("EMA+Adam", "Adam", PAPER_EMA)
-BELAY_SGD, BELAY_ADAM = belay("SGD"), belay("Adam")
-SLOWED_SGD, SLOWED_ADAM = slowed("SGD"), slowed("Adam")
-MATCHED_SGD, MATCHED_ADAM = matched("SGD"), matched("Adam")
-# a constant gradient moves it 1/(1 − μ) times as far
+BELAY_SGD, BELAY_ADAM = belay_arm("SGD"), belay_arm("Adam")
+SLOW_SGD, SLOW_ADAM = slow_arm("SGD"), slow_arm("Adam")
+MATCHED_SGD, MATCHED_ADAM = matched_arm("SGD"), matched_arm("Adam")
+# a constant gradient moves momentum 1/(1 − μ) times as far
 MOMENTUM_SGD = Arm("momentum", "momentum", effective_scale=1 / (1 - MOMENTUM))
 
-SIX = (BELAY_ADAM, BELAY_SGD, EMA_ADAM, EMA_SGD, ADAM, SGD)
-CONTROLS = (SLOWED_ADAM, SLOWED_SGD, MATCHED_ADAM, MATCHED_SGD)
+PAPER_ARMS = (BELAY_ADAM, BELAY_SGD, EMA_ADAM, EMA_SGD, ADAM, SGD)
+CONTROLS = (SLOW_ADAM, SLOW_SGD, MATCHED_ADAM, MATCHED_SGD)
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,16 @@ class Lane:
 
     @property
     def actual_lr(self) -> float:
-        """What the inner optimizer is given."""
+        """The learning rate of the inner optimizer."""
         return self.lr * self.arm.lr_scale
 
     @property
     def effective_lr(self) -> float:
-        """How far a constant gradient moves the weights in the long run."""
+        """The distance that a constant gradient of 1 moves the weights per step, in the long run."""
         return self.lr * self.arm.effective_scale
 
     def options(self) -> dict[str, object]:
-        """What a record says of it."""
+        """Return the fields of a record that describe the lane."""
         return {
             "arm": self.arm.name,
             "inner": self.arm.inner,

@@ -1,9 +1,9 @@
-"""What an average costs: time of a training step, and bytes for each weight, of no average, EMA and BELAY.
+"""What an average costs: the time of a training step and the bytes per weight, with no average, EMA and BELAY.
 
-Times are processor time on one thread, so that other programs on the machine hardly count, interleaved and in changing
-order, so that a slow moment hits all alike, of several copies of each, since where in memory a model happens to lie
-matters as much as a small overhead; what is compared are ratios. Bytes are counted, tensor by tensor, and for
-those that live only during a step by watching every allocation.
+Times are processor time on one thread, so other programs on the machine hardly matter. Steps of all arms take turns in
+changing order, so a slow moment hits all alike. Every arm has several copies, because a model's place in memory matters
+as much as a small overhead. Only ratios are compared. Bytes are counted tensor by tensor; those that live only during a
+step are found by watching every allocation.
 """
 
 import math
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torchbelay.belay import Belay
 from torchbelay.physics.spring import Spring
 
+from .arms import BELAY, EMA, PLAIN
 from .part import Plate, Record, Settings, Tick
 from .report import style
 from .threads import one_thread
@@ -33,14 +34,14 @@ TITLE = "What BELAY costs"
 
 SPRING = Spring(k=1.0, m1=2000.0, m2=500.0)  # the paper's setting for MNIST
 DECAY = 0.999
-RESAMPLED = 2000  # bootstrap samples of the rounds
-PLAIN, EMA, TORCH, BELAY = "no averaging", "EMA", "EMA (torch)", "BELAY"
+RESAMPLES = 2000  # bootstrap samples of the rounds
+TORCH = "EMA (torch)"
 ARMS = (PLAIN, TORCH, EMA, BELAY)
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is trained; images of 28 × 28, ten classes."""
+    """A network for images of 28 × 28 and ten classes."""
 
     name: str
     layers: Callable[[], nn.Module]
@@ -60,12 +61,12 @@ def _convolutional() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
-# A step of the first does little work for each weight, one of the second a lot: the two ends of what people train.
+# A step of the first does little work per weight, a step of the second a lot: two extremes.
 NETWORKS = (Network("MLP", _mlp, batch=128), Network("convolutional", _convolutional, batch=16))
 
 
 @dataclass
-class Trainee:
+class TimedModel:
     """A model in training: `step()` is forward, backward and update, `update()` the last of them."""
 
     model: nn.Module
@@ -76,18 +77,18 @@ class Trainee:
     averages: Callable[[], Iterable[Tensor]]
 
     def backward(self) -> None:
-        """Gradients of one batch, always the same one."""
+        """Compute gradients of one batch, always the same one."""
         self.optimizer.zero_grad()
         torch.nn.functional.cross_entropy(self.model(self.images), self.classes).backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
-        """One training step."""
+        """Take one training step."""
         self.backward()
         self.update()
 
 
-def trainee(network: Network, arm: str, seed: int) -> Trainee:
-    """A network with AdamW and the average of an arm, from the same weights on the same batch for all arms."""
+def build_model(network: Network, arm: str, seed: int) -> TimedModel:
+    """Return a network with AdamW and the average of an arm; weights and batch are the same for all arms."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = network.layers()
@@ -107,7 +108,7 @@ def trainee(network: Network, arm: str, seed: int) -> Trainee:
     elif arm != PLAIN:
         belay = Belay(model, optimizer, SPRING if arm == BELAY else Spring.ema(decay=DECAY))
         averages = lambda: _tensors(belay.state_dict())  # noqa: E731
-    return Trainee(model, optimizer, images, classes, update, averages)
+    return TimedModel(model, optimizer, images, classes, update, averages)
 
 
 # Bytes ---------------------------------------------------------------------------------------------------------------
@@ -117,13 +118,13 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def size(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the tensors."""
+def count_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 class Ledger(TorchDispatchMode):
-    """Watches what is allocated inside a block: `peak` is the most that was alive at a time, in bytes."""
+    """Watches the allocations inside a block: `peak` is the largest number of bytes alive at a time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -143,19 +144,19 @@ class Ledger(TorchDispatchMode):
         self.peak = max(self.peak, self.alive)
 
 
-def bytes_of(network: Network, arm: str, seed: int) -> tuple[dict[str, int], int]:
-    """Bytes that stay from step to step, by what they are for; and the most that an update allocates meanwhile."""
-    one = trainee(network, arm, seed)
+def measure_bytes(network: Network, arm: str, seed: int) -> tuple[dict[str, int], int]:
+    """Return the bytes that stay from step to step, by purpose, and the most that an update allocates in between."""
+    one = build_model(network, arm, seed)
     one.step()
     one.backward()
     with Ledger() as ledger:
         one.update()
     weights = list(one.model.parameters())
     kept = {
-        "weights": size(weights),
-        "gradients": size(w.grad for w in weights if w.grad is not None),
-        "AdamW": size(_tensors(list(one.optimizer.state.values()))),
-        "average": size(one.averages()),
+        "weights": count_bytes(weights),
+        "gradients": count_bytes(w.grad for w in weights if w.grad is not None),
+        "AdamW": count_bytes(_tensors(list(one.optimizer.state.values()))),
+        "average": count_bytes(one.averages()),
     }
     return kept, ledger.peak
 
@@ -163,58 +164,60 @@ def bytes_of(network: Network, arm: str, seed: int) -> tuple[dict[str, int], int
 # Times ---------------------------------------------------------------------------------------------------------------
 
 
-def times(network: Network, seed: int, copies: int, rounds: int, tick: Tick) -> Tensor:
-    """Processor time of a step of every arm, in so many rounds of each copy: (arms, copies × rounds)."""
+def measure_times(network: Network, seed: int, copies: int, rounds: int, tick: Tick) -> Tensor:
+    """Return the processor time of a step of every arm, for all rounds of each copy: (arms, copies × rounds)."""
     found = torch.zeros(len(ARMS), copies * rounds, dtype=torch.float64)
     for turn in range(copies * rounds):
         if turn % rounds == 0:
-            trainees = [trainee(network, arm, seed) for arm in ARMS]
-            for one in trainees:  # the first steps allocate what stays
+            models = [build_model(network, arm, seed) for arm in ARMS]
+            for one in models:  # the first steps allocate what stays
                 one.step()
                 one.step()
         for position in range(len(ARMS)):
-            which = (turn + position) % len(ARMS)  # nobody is always after the same one
+            which = (turn + position) % len(ARMS)  # no arm always follows the same one
             start = time.process_time()
-            trainees[which].step()
+            models[which].step()
             found[which, turn] = time.process_time() - start
         tick(1)
     return found
 
 
-def ratio(of: Tensor, to: Tensor, seed: int) -> tuple[float, float, float]:
-    """The ratio of the medians over the rounds, and its 95% interval by resampling the rounds."""
+def median_ratio(times: Tensor, baseline: Tensor, seed: int) -> tuple[float, float, float]:
+    """Return the ratio of the medians over the rounds, and its 95% interval by resampling the rounds."""
     generator = torch.Generator().manual_seed(seed)
-    rounds = torch.randint(len(of), (RESAMPLED, len(of)), generator=generator)
-    drawn = of[rounds].median(dim=1).values / to[rounds].median(dim=1).values
-    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=of.dtype)).tolist()
-    return float(of.median() / to.median()), low, high
+    rounds = torch.randint(len(times), (RESAMPLES, len(times)), generator=generator)
+    drawn = times[rounds].median(dim=1).values / baseline[rounds].median(dim=1).values
+    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=times.dtype)).tolist()
+    return float(times.median() / baseline.median()), low, high
 
 
 # The part ------------------------------------------------------------------------------------------------------------
 
 
 def _size(settings: Settings) -> tuple[int, int]:
-    """Copies of every trainee, one after another, and rounds of each; odd in all, so that there is a middle one."""
+    """Return the copies of every model and the rounds of each; their product is odd, so that a median exists."""
     return (1, 5) if settings.quick else (3, 21)
 
 
 def plan(settings: Settings) -> tuple[int, str]:
-    """Units of work, and one line that says what would be run."""
+    """Return the units of work, and one line that says what would run."""
     rounds = math.prod(_size(settings))
-    line = f"{rounds} rounds of a training step of {len(NETWORKS)} networks, {len(ARMS)} ways; and every byte counted"
+    line = (
+        f"{rounds} rounds of a training step of {len(NETWORKS)} networks, {len(ARMS)} ways, and a count of their bytes"
+    )
     return rounds * len(NETWORKS), line
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
-    """Count and time everything."""
+    """Measure the times and the bytes of all networks and arms."""
     with one_thread():
         return [record for network in NETWORKS for record in _costs(network, settings, tick)]
 
 
 def _costs(network: Network, settings: Settings, tick: Tick) -> Iterator[Record]:
-    found = times(network, settings.seed, *_size(settings), tick)
+    found = measure_times(network, settings.seed, *_size(settings), tick)
     alone, ema = (found[ARMS.index(arm)] for arm in (PLAIN, EMA))
-    counted = {arm: bytes_of(network, arm, settings.seed) for arm in ARMS}
+    counted = {arm: measure_bytes(network, arm, settings.seed) for arm in ARMS}
     for arm, seconds in zip(ARMS, found, strict=True):
         kept, peak = counted[arm]
         yield {
@@ -230,20 +233,22 @@ def _costs(network: Network, settings: Settings, tick: Tick) -> Iterator[Record]
             "bytes_during_update": peak - counted[PLAIN][1],
             "timing_s": {
                 "median": float(seconds.median()),
-                "to_plain": dict(zip(("ratio", "low", "high"), ratio(seconds, alone, settings.seed), strict=True)),
-                "to_ema": dict(zip(("ratio", "low", "high"), ratio(seconds, ema, settings.seed), strict=True)),
+                "to_plain": dict(
+                    zip(("ratio", "low", "high"), median_ratio(seconds, alone, settings.seed), strict=True)
+                ),
+                "to_ema": dict(zip(("ratio", "low", "high"), median_ratio(seconds, ema, settings.seed), strict=True)),
             },
         }
 
 
 def cost(records: Sequence[Record], network: str, arm: str) -> Record:
-    """The record of a network and an arm."""
+    """Return the record of a network and an arm."""
     (found,) = (r for r in records if (r["network"], r["arm"]) == (network, arm))
     return found
 
 
-def bytes_a_weight(record: Record) -> float:
-    """What stays from step to step, for each weight."""
+def bytes_per_weight(record: Record) -> float:
+    """Return the bytes per weight that stay from step to step."""
     return float(sum(record["bytes"].values()) / record["weights"])
 
 
@@ -260,7 +265,7 @@ def _draw_times(ax: Axes, records: Sequence[Record]) -> None:
             ax.plot([t["low"], t["high"]], [y + offset] * 2, color=hue, lw=2)
             ax.plot(t["ratio"], y + offset, mark, color=hue)
             if arm != PLAIN:
-                _beside(ax, f"{t['ratio'] - 1:+.1%}".replace("-", "−"), t["high"], y + offset)
+                _annotate(ax, f"{t['ratio'] - 1:+.1%}".replace("-", "−"), t["high"], y + offset)
         ax.plot([], [], mark, color=style.PLAIN_COLOUR, label=f"{network.name} network")
     ax.axvline(1, color="#999999", lw=0.8)
     ax.set(yticks=range(len(ARMS)), yticklabels=list(reversed(ARMS)), xlabel="÷ AdamW alone")
@@ -278,17 +283,17 @@ def _draw_bytes(ax: Axes, records: Sequence[Record]) -> None:
         during = record["bytes_during_update"] / record["weights"]
         if during > 0.05:
             ax.barh(y, during, left=left, height=0.6, **_DURING)
-            _beside(ax, f"{left:.1f} + {during:.1f}", left + during, y)
+            _annotate(ax, f"{left:.1f} + {during:.1f}", left + during, y)
         else:
-            _beside(ax, f"{left:.1f}", left, y)
+            _annotate(ax, f"{left:.1f}", left, y)
     for part, hue in _PARTS.items():
         ax.barh(0, 0, color=hue, label=part)
     ax.barh(0, 0, label="during the update", **_DURING)
-    ax.set(xlabel="bytes for each weight", xlim=(0, 31), yticks=range(len(ARMS)), yticklabels=[""] * len(ARMS))
+    ax.set(xlabel="bytes per weight", xlim=(0, 31), yticks=range(len(ARMS)), yticklabels=[""] * len(ARMS))
     ax.set_title("memory, float32, without activations")
 
 
-def _beside(ax: Axes, text: str, x: float, y: float) -> None:
+def _annotate(ax: Axes, text: str, x: float, y: float) -> None:
     ax.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
@@ -306,21 +311,23 @@ def _draw(records: Sequence[Record]) -> Figure:
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:
-    """One figure: ratios of times, and bytes."""
+    """Draw one figure: ratios of times, and bytes."""
     mlp, convolutional = (cost(records, network.name, BELAY) for network in NETWORKS)
+    more = [f"{r['timing_s']['to_plain']['ratio'] - 1:+.1%}".replace("-", "−") for r in (mlp, convolutional)]
+    caption = (
+        f"Time of a training step with BELAY, relative to no averaging: {more[0]} for the MLP and {more[1]} for the "
+        "convolutional network. BELAY keeps one copy of the weights, as an EMA does, and a second one while the "
+        "optimizer steps."
+    )
+    notes = (
+        "Left: processor time of a whole training step (forward, backward, AdamW) on one thread. Ratios of medians "
+        f"over {mlp['rounds']} interleaved rounds, with 95% bootstrap intervals.",
+        f"The MLP has {mlp['weights']:,} weights at batch {mlp['batch']}: little work per weight. The convolutional "
+        f"network has {convolutional['weights']:,} weights at batch {convolutional['batch']}: much work per weight.",
+        f"BELAY ({mlp['method']}) runs through Belay; EMA (decay {DECAY}) runs through torchbelay and through torch's "
+        "AveragedModel.",
+        "Right: bytes per weight of the MLP, counted. BELAY needs the second copy because its average follows the "
+        "weights from before the step.",
+    )
     with style.house():
-        return [
-            Plate(
-                "overhead",
-                "What an average costs",
-                "Left: processor time of a whole training step (forward, backward, AdamW) on one thread, as a ratio of "
-                f"medians over {mlp['rounds']} interleaved rounds, with 95% bootstrap intervals: an MLP of "
-                f"{mlp['weights']:,} weights at batch {mlp['batch']}, with little work for each weight, and a "
-                f"convolutional network of {convolutional['weights']:,} at batch {convolutional['batch']}, with a lot. "
-                f"BELAY ({mlp['method']}) through Belay; EMA (decay {DECAY}) by torchbelay and by torch's "
-                "AveragedModel. Right: bytes for each weight of the MLP, counted. BELAY keeps one copy of the weights, "
-                "as an EMA does, and a second one while the optimizer steps, because the average follows the weights "
-                "from before the step.",
-                _draw(records),
-            )
-        ]
+        return [Plate("overhead", "What an average costs", caption, _draw(records), notes)]

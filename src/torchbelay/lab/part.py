@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Record = dict[str, Any]  # plain JSON: the options of a run and what came of it
-Tick = Callable[[int], object]  # so many units of work are done
+Record = dict[str, Any]  # plain JSON: the options of a run and its results
+Tick = Callable[[int], object]  # called with the number of units of work that are done
 
 
 class LabError(Exception):
-    """What went wrong, in one line that a person can act on."""
+    """A failure that the user can act on; its message is one line and names a cure."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the person chose; every number of a record follows from these and the code."""
+    """The user's choices; every number of a record follows from these and the code."""
 
     seed: int = 0
     quick: bool = False  # a small version of everything, to see that it works; its verdicts mean little
-    # What the parts that train on images on a GPU are told besides.
+    # Only for the parts that train on images on a GPU:
     data: Path | None = None  # a copy of the data set
     inception: Path | None = None  # the weights of FID's network
-    budget: str | None = None  # how much of it: a time, or images for each network
-    anew: bool = False  # even what is kept of an earlier run
+    budget: str | None = None  # how much to train: a time, or a number of images per network
+    anew: bool = False  # run again what an earlier run left in the cache
 
 
 MISSING = "–"  # in a table
@@ -46,22 +46,22 @@ class Plate:
 
     name: str  # of its files, without the ending
     title: str
-    caption: str  # plain text: what is seen, from which starts, how many steps, and what to make of it
+    caption: str  # plain text, at most two sentences: what one sees, and what follows from it
     figure: "Figure | Table"
-    notes: tuple[str, ...] = ()  # a list below the caption, a sentence each
+    notes: tuple[str, ...] = ()  # how it was made: starts, steps, seeds, settings, rules; one or more sentences each
 
 
 class Part(Protocol):
-    """A module of this package with these names."""
+    """A module with these names; `registry` lists all parts."""
 
     NAME: str
     TITLE: str
 
     def plan(self, settings: Settings, /) -> tuple[int, str]:
-        """Units of work, and one line that says what would be run."""
+        """Return the units of work, and one line that says what would run."""
 
     def run(self, settings: Settings, tick: Tick, /) -> list[Record]:
-        """Do it. The same settings give the same records, but for fields named `…_s`, which are times."""
+        """Run the experiments. The same settings give the same records, except for times: fields named `…_s`."""
 
     def draw(self, records: Sequence[Record], /) -> list[Plate]:
-        """The figures, from the records alone."""
+        """Draw the figures, from the records alone."""

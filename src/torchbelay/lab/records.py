@@ -1,27 +1,26 @@
-"""Records on disk: one JSON object a line, the first one about the rest. Written whole or not at all."""
+"""Records on disk: one JSON object per line, and a header line first. A file is written whole or not at all."""
 
 import json
 import math
-import os
 import platform
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchbelay import __version__
+from torchbelay.belay.files import replacing
 
 from .part import LabError, Record, Settings
 
 FORMAT = 1
-DIGITS = 6  # of a number in a record
-_HEAD = {"part": str, "seed": int, "quick": bool, "records": int, "wall_s": int | float}  # without these it is none
+DIGITS = 6  # significant digits of a number in a record, unless its part says otherwise
+_HEADER = {"part": str, "seed": int, "quick": bool, "records": int, "wall_s": int | float}  # the fields it must have
 
 
 def header(part: str, settings: Settings, wall_s: float) -> Record:
-    """Where and how the records that follow were made."""
+    """Return the header: the settings, the machine and the versions that made the records after it."""
     return {
         "format": FORMAT,
         "part": part,
@@ -36,7 +35,7 @@ def header(part: str, settings: Settings, wall_s: float) -> Record:
 
 
 def write(path: Path, head: Record, records: Iterable[Record]) -> None:
-    """Write a part's records; until the last one is on disk, what was there before stays."""
+    """Write a part's header and records; an older file stays until the new one is complete on the disk."""
     records = list(records)
     head = head | {"records": len(records)}
     lines = [json.dumps(line, allow_nan=False, ensure_ascii=False) for line in (head, *records)]
@@ -44,32 +43,22 @@ def write(path: Path, head: Record, records: Iterable[Record]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a text file whole or not at all, and make its folder."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all, and make its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
         raise LabError(f"cannot write {path}: {error.strerror or error}; choose another folder with --out") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # a temporary file is its owner's alone; a report is for everybody
-        os.replace(name, path)
-    except OSError as error:
-        raise LabError(f"cannot write {path}: {error.strerror or error}; choose another folder with --out") from error
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def read(path: Path) -> tuple[Record, list[Record]]:
-    """The header and the records of a file; a damaged one is refused, and stays as it is."""
+    """Return the header and the records of a file; a damaged file is refused and left as it is."""
     cure = "move it away, or run again with --force"
     try:
         text = path.read_text(encoding="utf-8")
@@ -78,7 +67,7 @@ def read(path: Path) -> tuple[Record, list[Record]]:
     if not text.endswith("\n"):
         raise LabError(f"{path} is damaged ({'cut short' if text else 'empty'}); {cure}")
     lines: list[Any] = []
-    for number, line in enumerate(text[:-1].split("\n"), 1):  # splitlines() would split a text at U+2028, too
+    for number, line in enumerate(text[:-1].split("\n"), 1):  # splitlines() would also split a text at U+2028
         try:
             lines.append(json.loads(line, parse_constant=_refuse))
         except (ValueError, RecursionError) as error:
@@ -88,16 +77,25 @@ def read(path: Path) -> tuple[Record, list[Record]]:
     head = lines[0]
     if head.get("format") != FORMAT:
         raise LabError(f"{path} has format {head.get('format')!r}, this version reads {FORMAT}; {cure}")
-    if lacking := [key for key, kind in _HEAD.items() if not isinstance(head.get(key), kind)]:
-        raise LabError(f"{path} is damaged in line 1 (no {', '.join(lacking)}); {cure}")
+    if missing := [key for key, kind in _HEADER.items() if not isinstance(head.get(key), kind)]:
+        raise LabError(f"{path} is damaged in line 1 (no {', '.join(missing)}); {cure}")
     if head["records"] != len(lines) - 1:
         raise LabError(f"{path} is damaged ({len(lines) - 1} of {head['records']} records); {cure}")
     return head, lines[1:]
 
 
 def _refuse(constant: str) -> None:
-    """JSON has neither NaN nor infinity, though Python would read them."""
-    raise ValueError(f"{constant} is no number")
+    """Refuse NaN and infinity: JSON does not have them, but Python would read them."""
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def significant(value: float, digits: int = DIGITS) -> float:
+    """Round a number to significant digits.
+
+    >>> significant(123456.789, 4), significant(2 / 3e9)
+    (123500.0, 6.66667e-10)
+    """
+    return float(f"{value:.{digits}g}")
 
 
 def rounded(value: float, digits: int = DIGITS) -> float | None:
@@ -106,9 +104,22 @@ def rounded(value: float, digits: int = DIGITS) -> float | None:
     >>> rounded(0.123456789), rounded(math.nan)
     (0.123457, None)
     """
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return significant(value, digits) if math.isfinite(value) else None
+
+
+def select(records: Sequence[Record], kind: str, **fields: object) -> list[Record]:
+    """Return the records of a kind whose fields have the given values, in their order.
+
+    >>> select([{"kind": "run", "lr": 0.1}, {"kind": "run", "lr": 0.2}, {"kind": "pair"}], "run", lr=0.2)
+    [{'kind': 'run', 'lr': 0.2}]
+    """
+    return [r for r in records if r["kind"] == kind and all(r[key] == value for key, value in fields.items())]
 
 
 def without_times(record: Record) -> Record:
-    """What must be the same in every run with the same settings: times end in `_s`."""
+    """Return a record without its times, the fields whose names end in `_s`: the rest is the same in every run.
+
+    >>> without_times({"steps": 3, "wall_s": 0.2})
+    {'steps': 3}
+    """
     return {key: value for key, value in record.items() if not key.endswith("_s")}

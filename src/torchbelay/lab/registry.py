@@ -10,5 +10,5 @@ from .score import cifar10, mnist, sign
 
 _ALL = (fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, mnist, sign, cifar10)
 PARTS: dict[str, Part] = {part.NAME: part for part in cast("tuple[Part, ...]", _ALL)}
-# The first takes times, which others at work would spoil; each of the rest wants a GPU for itself.
-ALONE = ("overhead", "mnist", "sign", "cifar10")
+# Parts that run alone: the first measures times, which other work would spoil; each of the rest needs a whole GPU.
+EXCLUSIVE = ("overhead", "mnist", "sign", "cifar10")

@@ -1,4 +1,4 @@
-"""What runs when, what need not run again, and the report at the end: the job behind `torchbelay reproduce`."""
+"""The job behind `torchbelay reproduce`: run the parts that have no records yet, judge the claims, make the report."""
 
 import os
 import tempfile
@@ -10,17 +10,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from . import records as on_disk
+from . import records as record_files
 from .claims import judge
 from .claims.verdict import Answer, Verdict
 from .part import LabError, Plate, Record, Settings
-from .registry import ALONE, PARTS
+from .registry import EXCLUSIVE, PARTS
 from .report import build
-from .workers import Done, Failed, work
+from .workers import Failure, Result, work
 
 ALL = "all"
-_LACKING = (LookupError, ValueError, TypeError, StopIteration, ArithmeticError)
-_MARK = {Answer.HOLDS: "green", Answer.IN_PART: "yellow", Answer.FAILS: "red", Answer.OPEN: "dim"}
+_RECORD_ERRORS = (LookupError, ValueError, TypeError, StopIteration, ArithmeticError)  # what unusable records raise
+_COLOURS = {Answer.HOLDS: "green", Answer.IN_PART: "yellow", Answer.FAILS: "red", Answer.OPEN: "dim"}
 
 
 def reproduce(
@@ -33,26 +33,26 @@ def reproduce(
     dry_run: bool = False,
     console: Console | None = None,
 ) -> int:
-    """Run the parts that are not there yet, and make the report of all that are. Returns the exit status.
+    """Run the parts that have no records yet, and make the report of all that have. Return the exit status.
 
-    Raises LabError, before anything is run, for what a person must set right first.
+    Raises LabError, before any part runs, for a mistake that the user can correct.
     """
     console = console or Console()
-    wanted = chosen(names)
-    there = _there(out, settings, redo=wanted if force else [])
-    todo = [name for name in wanted if name not in there]
+    wanted = select_parts(names)
+    present = _read_present(out, settings, ignore=wanted if force else [])
+    todo = [name for name in wanted if name not in present]
     if dry_run:
         _show_plan(console, wanted, todo, out, settings)
         return 0
     _check_writable(out)
-    if force:  # moved aside, so that, if this is stopped, the same command without --force goes on from there
+    if force:  # old records are moved aside: if the run is stopped, the same command without --force continues it
         for name in todo:
-            if path_of(out, name).exists():
-                path_of(out, name).replace(_aside(out, name))
+            if record_path(out, name).exists():
+                record_path(out, name).replace(_old_path(out, name))
     failed = _run(console, todo, out, settings, jobs) if todo else {}
-    kept = _there(out, settings, redo=list(failed))  # what a failed part left earlier may be of another seed
-    heads = {name: head for name, (head, _) in kept.items()}
-    found: dict[str, list[Record]] = {name: lines for name, (_, lines) in kept.items()}
+    present = _read_present(out, settings, ignore=list(failed))  # a failed part's old records may have another seed
+    heads = {name: head for name, (head, _) in present.items()}
+    found: dict[str, list[Record]] = {name: lines for name, (_, lines) in present.items()}
     with console.status("drawing the figures"):
         verdicts = _judge(found, out)
         page = _report(out, heads, found, verdicts)
@@ -63,44 +63,42 @@ def reproduce(
     return 1 if failed else 0
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The parts of those names, in the report's order; "all", or nothing, is every one of them."""
+def select_parts(names: Sequence[str]) -> list[str]:
+    """Return the parts with these names, in the report's order; every part for "all" or for no names."""
     unknown = [name for name in names if name not in PARTS and name != ALL]
     if unknown:
         raise LabError(f"unknown part {unknown[0]!r}; choose from {', '.join(PARTS)}, {ALL}")
     return [name for name in PARTS if not names or ALL in names or name in names]
 
 
-def path_of(out: Path, name: str) -> Path:
-    """Where a part's records lie."""
+def record_path(out: Path, name: str) -> Path:
+    """Return the file of a part's records."""
     return out / "records" / f"{name}.jsonl"
 
 
-def _there(out: Path, settings: Settings, redo: Sequence[str]) -> dict[str, tuple[Record, list[Record]]]:
-    """The parts whose records are there; those made with other settings, and damaged ones, are refused."""
-    there = {}
+def _read_present(out: Path, settings: Settings, ignore: Sequence[str]) -> dict[str, tuple[Record, list[Record]]]:
+    """Read the records that exist, except for `ignore`; refuse damaged files, and records of other settings."""
+    present = {}
     for name in PARTS:
-        path = path_of(out, name)
-        if name in redo or not os.path.exists(path):  # unlike Path.exists never an error
+        path = record_path(out, name)
+        if name in ignore or not os.path.exists(path):  # unlike Path.exists, it never raises
             continue
-        head, lines = on_disk.read(path)
+        head, lines = record_files.read(path)
         if head["part"] != name:
             raise LabError(f"{path} has the records of {head['part']}; move it away, or run again with --force")
         if (head["seed"], head["quick"]) != (settings.seed, settings.quick):
             made = f"--seed {head['seed']}{' --quick' if head['quick'] else ''}"
-            raise LabError(
-                f"{path} was made with {made}; choose another --out, or make all of it anew with: all --force"
-            )
+            raise LabError(f"{path} was made with {made}; choose another --out, or run everything again: all --force")
         origin = next((line for line in lines if line.get("kind") == "origin"), {"committed": True})
         if not origin.get("committed") and origin.get("budget") != settings.budget:
             made = f"--budget {origin['budget']}" if origin.get("budget") else "no --budget"
-            raise LabError(f"{path} was made with {made}; choose another --out, or make it anew with: {name} --force")
-        there[name] = (head, lines)
-    return there
+            raise LabError(f"{path} was made with {made}; choose another --out, or run it again: {name} --force")
+        present[name] = (head, lines)
+    return present
 
 
 def _check_writable(out: Path) -> None:
-    """Find out now, not after minutes of work, that nothing can be written."""
+    """Refuse a folder that cannot be written to now, and not after minutes of work."""
     for folder in (out, out / "records", out / "figures"):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,87 +109,87 @@ def _check_writable(out: Path) -> None:
 
 
 def _run(console: Console, todo: Sequence[str], out: Path, settings: Settings, jobs: int) -> dict[str, str]:
-    """Run the parts, and write each one's records as soon as it is done; returns why those that failed did."""
+    """Run the parts, and write the records of each as soon as it is done. Return the reason for each failure."""
     columns = (TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     failed: dict[str, str] = {}
     with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
         tasks = {name: bars.add_task(name, total=PARTS[name].plan(settings)[0]) for name in todo}
-        for event in work(todo, ALONE, settings, jobs):
-            if isinstance(event, Done):
-                head = on_disk.header(event.part, settings, event.wall_s)
+        for event in work(todo, EXCLUSIVE, settings, jobs):
+            if isinstance(event, Result):
+                head = record_files.header(event.part, settings, event.wall_s)
                 try:
-                    on_disk.write(path_of(out, event.part), head, event.records)
-                except ValueError as error:  # what JSON cannot say
+                    record_files.write(record_path(out, event.part), head, event.records)
+                except ValueError as error:  # a number that JSON does not have
                     failed[event.part] = f"its records cannot be written: {error}"
                     continue
-                _failure(out, event.part).unlink(missing_ok=True)
-                _aside(out, event.part).unlink(missing_ok=True)
+                _failure_path(out, event.part).unlink(missing_ok=True)
+                _old_path(out, event.part).unlink(missing_ok=True)
                 bars.update(tasks[event.part], completed=PARTS[event.part].plan(settings)[0])
-            elif isinstance(event, Failed):
+            elif isinstance(event, Failure):
                 failed[event.part] = event.why
                 if event.details:
-                    on_disk.write_text(_failure(out, event.part), event.details)
-                    failed[event.part] += f" (all of it: {_failure(out, event.part)})"
+                    record_files.write_text(_failure_path(out, event.part), event.details)
+                    failed[event.part] += f" (details: {_failure_path(out, event.part)})"
                 bars.stop_task(tasks[event.part])
             else:
                 bars.advance(tasks[event.part], event.units)
     return failed
 
 
-def _aside(out: Path, name: str) -> Path:
-    """Where a part's old records wait until there are new ones."""
-    return path_of(out, name).with_suffix(".jsonl.old")
+def _old_path(out: Path, name: str) -> Path:
+    """Return the file in which a part's old records wait for the new ones."""
+    return record_path(out, name).with_suffix(".jsonl.old")
 
 
-def _failure(out: Path, name: str) -> Path:
-    """Where it is written how a part failed."""
+def _failure_path(out: Path, name: str) -> Path:
+    """Return the file that says how a part failed."""
     return out / f"{name}.failed.txt"
 
 
 def _draw(name: str, lines: Sequence[Record], out: Path) -> list[Plate]:
-    """A part's figures; records that cannot be drawn are damaged, however well they read."""
+    """Draw a part's figures; records that can be read but not drawn are damaged."""
     try:
         return PARTS[name].draw(lines)
-    except _LACKING as error:
+    except _RECORD_ERRORS as error:
         raise LabError(
-            f"{path_of(out, name)} lacks what its figures need ({error!r}); run again with --force"
+            f"{record_path(out, name)} lacks what its figures need ({error!r}); run again with --force"
         ) from error
 
 
 def _report(out: Path, heads: dict[str, Record], found: dict[str, list[Record]], verdicts: list[Verdict]) -> Path:
-    """The page. Some figures find out only when they are laid out that a number of theirs is absurd."""
+    """Make the page. Some figures raise only at this point, when they are laid out, if a number is absurd."""
     plates = {name: _draw(name, lines, out) for name, lines in found.items()}
     titles = {name: part.TITLE for name, part in PARTS.items()}
     try:
         return build.build(out, heads, found, verdicts, plates, titles=titles)
-    except (RuntimeError, *_LACKING) as error:
-        records = path_of(out, ALL).parent
-        raise LabError(f"no report can be drawn from {records} ({error!r}); run again with --force") from error
+    except (RuntimeError, *_RECORD_ERRORS) as error:
+        folder = record_path(out, ALL).parent
+        raise LabError(f"no report can be drawn from {folder} ({error!r}); run again with --force") from error
 
 
 def _judge(found: dict[str, list[Record]], out: Path) -> list[Verdict]:
-    """All verdicts; the same goes for records that cannot be judged."""
+    """Return all verdicts; records that can be read but not judged are damaged."""
     try:
         return judge(found)
-    except _LACKING as error:
+    except _RECORD_ERRORS as error:
         raise LabError(
-            f"a file in {path_of(out, ALL).parent} lacks what the claims need ({error!r}); run again with --force"
+            f"a file in {record_path(out, ALL).parent} lacks what the claims need ({error!r}); run again with --force"
         ) from error
 
 
 def _show_plan(console: Console, wanted: Sequence[str], todo: Sequence[str], out: Path, settings: Settings) -> None:
-    table = Table("part", "what would be run", "state")
+    table = Table("part", "what would run", "state")
     for name in wanted:
-        table.add_row(name, escape(PARTS[name].plan(settings)[1]), "to run" if name in todo else "there already")
+        table.add_row(name, escape(PARTS[name].plan(settings)[1]), "to run" if name in todo else "done")
     console.print(table)
     console.print(f"nothing was run; results would go to {escape(str(out))}", soft_wrap=True, highlight=False)
 
 
-def _show_summary(console: Console, verdicts: Sequence[Verdict], kept: int, wanted: int) -> None:
+def _show_summary(console: Console, verdicts: Sequence[Verdict], done: int, wanted: int) -> None:
     table = Table("claim", "verdict", "what was found", title="The paper's claims")
     for verdict in verdicts:
         answer = verdict.finding.answer
-        table.add_row(verdict.claim.id, f"[{_MARK[answer]}]{answer}[/]", escape(verdict.finding.summary))
+        table.add_row(verdict.claim.id, f"[{_COLOURS[answer]}]{answer}[/]", escape(verdict.finding.summary))
     console.print(table)
-    if kept:
-        console.print(f"{kept} of {wanted} parts were there already; --force runs them again", highlight=False)
+    if done:
+        console.print(f"{done} of {wanted} parts were done already; --force runs them again", highlight=False)

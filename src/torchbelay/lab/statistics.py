@@ -1,6 +1,7 @@
-"""Differences between runs that share their seeds, and the range of learning rates over which a method works.
+"""Compare runs that share their seeds, and find the range of learning rates over which a method works.
 
-Losses are compared by their ratios: everything is computed on logarithms and given back as ratios.
+Losses are compared by their ratios: everything is computed on logarithms and returned as ratios. The distributions
+are scipy's.
 """
 
 import math
@@ -8,73 +9,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from scipy import stats  # type: ignore[import-untyped]
+
 CONFIDENCE = 0.95
-MARGIN = 1.05  # two losses whose ratio lies between 1/MARGIN and MARGIN are as good as equal
-WORKS = 1.5  # a learning rate works whose loss is at most so many times the best one
+MARGIN = 1.05  # two losses whose ratio lies between 1/MARGIN and MARGIN count as equal
+WORKS = 1.5  # a learning rate works if its loss is at most this many times the best loss
 
 
-def t_share(t: float, df: int) -> float:
-    """The share of Student's distribution with `df` degrees of freedom that lies below t.
-
-    A finite sum for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
-
-    >>> round(t_share(2.262157, 9), 6)
-    0.975
-    """
-    angle = math.atan(t / math.sqrt(df))
-    odd, square = df % 2, math.cos(angle) ** 2
-    total, term = 0.0, math.cos(angle) ** odd
-    for power in range(odd, df - 1, 2):
-        total += term
-        term *= square * (power + 1) / (power + 2)
-    total *= math.sin(angle)
-    share = (1 + (2 / math.pi * (angle + total) if odd else total)) / 2
-    return min(1.0, max(0.0, share))  # rounding must not leave the range
-
-
-@cache
+@cache  # scipy is slow on single numbers, and the same few are wanted again and again
 def t_quantile(share: float, df: int) -> float:
-    """The t below which that share of Student's distribution lies, by bisection.
+    """Return the t below which a share of Student's distribution with `df` degrees of freedom lies.
 
     >>> round(t_quantile(0.975, 9), 6)
     2.262157
     """
-    low, high = -1.0, 1.0
-    while t_share(low, df) > share:
-        low *= 2
-    while t_share(high, df) < share:
-        high *= 2
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if t_share(middle, df) < share else (low, middle)
-    return high
+    return float(stats.t.ppf(share, df))
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times larger the one is than the other, in the (geometric) mean over pairs, with its interval."""
+    """The ratio of two methods' numbers: its geometric mean over pairs of runs, and its interval."""
 
     pairs: int
     mean: float
-    low: float  # of the 95% interval
+    low: float  # lower end of the 95% interval
     high: float
-    p_equal: float  # of the test that the ratio lies outside the margin (two one-sided t-tests)
+    p_equal: float  # p of equivalence: two one-sided t-tests that the ratio lies outside the margin
     margin: float
 
     @property
     def equal(self) -> bool:
-        """Whether the two are as good as equal: the ratio is shown to lie within the margin."""
+        """Whether the two count as equal: the ratio is shown to lie within the margin."""
         return self.p_equal < 1 - CONFIDENCE
 
     @property
     def reading(self) -> str:
-        """In a word: "equal", "lower", "higher" or "open"; what is shown to lie within the margin is equal."""
+        """The result in one word: "equal" if shown to lie within the margin, else "lower", "higher" or "open"."""
         if self.equal:
             return "equal"
         return "lower" if self.high < 1 else "higher" if self.low > 1 else "open"
 
 
 def ratio(ones: Sequence[float | None], others: Sequence[float | None], margin: float = MARGIN) -> Ratio | None:
-    """Compare paired positive numbers; a pair with a missing one is left out, and two pairs are the least.
+    """Compare paired positive numbers. Pairs with a missing number are left out; None if fewer than two are left.
 
     >>> found = ratio([1.0, 2.2, 3.0], [1.0, 2.0, 3.1])
     >>> round(found.mean, 3), round(found.low, 2), round(found.high, 2), found.reading
@@ -87,28 +64,39 @@ def ratio(ones: Sequence[float | None], others: Sequence[float | None], margin: 
     mean = math.fsum(logs) / n
     error = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (n - 1) / n)
     reach = t_quantile((1 + CONFIDENCE) / 2, n - 1) * error
-    return Ratio(
-        n, math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), _outside(mean, error, n - 1, margin), margin
-    )
+    p_equal = _equivalence_p(mean, error, n - 1, margin)
+    return Ratio(n, math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), p_equal, margin)
 
 
-def _outside(mean: float, error: float, df: int, margin: float) -> float:
-    """The larger p of the two one-sided tests, that the mean is beyond the one and beyond the other bound."""
-    nearest = math.log(margin) - abs(mean)  # the bound that the mean is closer to decides
+def _equivalence_p(mean: float, error: float, df: int, margin: float) -> float:
+    """Return the larger p of two one-sided t-tests, each that the mean lies beyond one end of the margin."""
+    nearest = math.log(margin) - abs(mean)  # the end that the mean is closer to has the larger p
     if error == 0:
         return 0.0 if nearest > 0 else 1.0
-    return t_share(-nearest / error, df)
+    return float(stats.t.cdf(-nearest / error, df))
 
 
 def fisher(fewer: tuple[int, int], more: tuple[int, int]) -> float:
-    """Fisher's exact one-sided p: that chance alone gives the second so many, or more; each is (how many, of how many).
+    """Return Fisher's exact one-sided p: how likely chance alone gives the second group its count or a larger one.
 
-    >>> fisher((0, 5), (4, 5)) == 5 / 210  # of the ways to choose 4 of 10, those that choose from the second 5 alone
-    True
+    Each group is (count, size).
+
+    >>> round(fisher((0, 5), (4, 5)) * 210, 9)  # of the 210 ways to choose 4 of 10, 5 choose from the second group only
+    5.0
     """
     (a, n), (b, m) = fewer, more
-    ways = sum(math.comb(m, k) * math.comb(n, a + b - k) for k in range(b, min(m, a + b) + 1))
-    return ways / math.comb(n + m, a + b)
+    return float(stats.hypergeom.sf(b - 1, n + m, m, a + b))
+
+
+def fit_power(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the power of x that y goes as, by least squares on the logarithms; 0 if some y is 0.
+
+    >>> round(fit_power([1.0, 10.0, 100.0], [3.0, 0.03, 0.0003]), 9)
+    -2.0
+    """
+    if min(y) <= 0:
+        return 0.0
+    return float(stats.linregress([math.log(value) for value in x], [math.log(value) for value in y]).slope)
 
 
 @dataclass(frozen=True)
@@ -117,19 +105,19 @@ class Range:
 
     low: float
     high: float
-    open_low: bool  # works at the smallest rate that was tried: the range may reach further down
+    open_low: bool  # whether the smallest rate that was tried works: the range may reach further down
     open_high: bool
 
     @property
     def width(self) -> float:
-        """How many times the smallest rate the largest one is."""
+        """The largest rate over the smallest."""
         return self.high / self.low
 
 
 def working_range(lrs: Sequence[float], losses: Sequence[float | None], limit: float) -> Range | None:
-    """The range around the best learning rate in which the loss stays within `limit`; None if it nowhere does.
+    """Return the range around the best learning rate in which the loss stays within `limit`; None if it never does.
 
-    Between two rates the logarithm of the loss is taken to be linear in that of the rate; beside a run that was lost
+    Between two rates, the logarithm of the loss is taken to be linear in the logarithm of the rate. Beside a lost run
     the range ends at the rate that works.
 
     >>> working_range([0.01, 0.1, 1.0], [4.0, 1.0, None], limit=2.0)
@@ -145,7 +133,7 @@ def working_range(lrs: Sequence[float], losses: Sequence[float | None], limit: f
 
 
 def _edge(lrs: Sequence[float], losses: Sequence[float], limit: float) -> tuple[float, bool]:
-    """Where the loss first exceeds the limit, and whether it never does; the first one is within."""
+    """Return the rate at which the loss first exceeds the limit, and whether it never does; the first loss does not."""
     for i in range(1, len(lrs)):
         if losses[i] > limit:
             if losses[i] == math.inf:

@@ -1,4 +1,4 @@
-"""How many threads torch works with."""
+"""The number of threads that torch works with."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,10 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Small tensors are done soonest by one thread: several spend their time waiting for one another.
+    """Let torch work with one thread inside a block.
 
-    On a machine whose cores are busy the difference was tenfold.
+    Small tensors are fastest with one thread: several threads mostly wait for one another. On a machine whose cores
+    were busy the difference was tenfold.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What a result was made with."""
+"""The software and hardware that a result was made with."""
 
 import platform
 
@@ -10,7 +10,7 @@ from .part import Record
 
 
 def versions(device: torch.device) -> Record:
-    """Of the software, and the name of the machine's part that did the work.
+    """Return the versions of the software, and the name of the device.
 
     >>> versions(torch.device("cpu"))["device"]
     'CPU'

@@ -1,4 +1,4 @@
-"""Parts at work in processes of their own, one thread each, as many at a time as there are cores."""
+"""Run parts in processes of their own, one thread each, several at a time."""
 
 import multiprocessing
 import signal
@@ -18,15 +18,15 @@ from .part import Record, Settings
 
 @dataclass(frozen=True)
 class Progress:
-    """So many units of a part have been done since the last word of it."""
+    """The units of a part that were done since the last report."""
 
     part: str
     units: int
 
 
 @dataclass(frozen=True)
-class Done:
-    """A part has come to its end."""
+class Result:
+    """The records of a part that ran to its end."""
 
     part: str
     records: list[Record]
@@ -34,39 +34,39 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A part has not: why in a line, and all that is known."""
+class Failure:
+    """Why a part did not run to its end: one line, and all details."""
 
     part: str
     why: str
     details: str
 
 
-Event = Progress | Done | Failed
+Event = Progress | Result | Failure
 
 
-def work(names: Sequence[str], alone: Sequence[str], settings: Settings, jobs: int) -> Iterator[Event]:
-    """Run parts side by side, the last one first, and those in `alone` after all others, one by one.
+def work(names: Sequence[str], exclusive: Sequence[str], settings: Settings, jobs: int) -> Iterator[Event]:
+    """Run parts, at most `jobs` at a time, the last one first; those in `exclusive` run last, one by one.
 
-    Leaving the loop early, as by Ctrl-C, ends the processes.
+    Leaving the loop early, for example by Ctrl-C, ends the processes.
     """
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
-        # so that torch is imported once, not by every process; its first optimizer would import torch._dynamo
-        context.set_forkserver_preload([f"{__package__}.parts", "torch._dynamo"])
-        resource_tracker.ensure_running()  # which the next line would do, but it ends all deafness
-        with _deaf():
+        # torch is then imported once and not by every process; a first optimizer would also import torch._dynamo
+        context.set_forkserver_preload([f"{__package__}.registry", "torch._dynamo"])
+        resource_tracker.ensure_running()  # ensure_running() below would start it, too, and unblock all signals
+        with _blocked_interrupts():
             forkserver.ensure_running()
-    shared = [name for name in names if name not in alone]
-    waiting = [name for name in names if name in alone][::-1] + shared  # taken from the end
+    shared = [name for name in names if name not in exclusive]
+    waiting = [name for name in names if name in exclusive][::-1] + shared  # taken from the end
     running: dict[Connection, tuple[str, Any]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < (1 if waiting[-1] in alone else jobs):
+            while waiting and len(running) < (1 if waiting[-1] in exclusive else jobs):
                 name = waiting.pop()
                 mine, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_serve, args=(theirs, name, settings), daemon=True)
+                process = context.Process(target=_run_part, args=(theirs, name, settings), daemon=True)
                 process.start()
                 theirs.close()
                 running[mine] = (name, process)
@@ -85,10 +85,11 @@ def work(names: Sequence[str], alone: Sequence[str], settings: Settings, jobs: i
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes begun in here do not hear Ctrl-C: it reaches all of them, but the one who asked for them decides.
+def _blocked_interrupts() -> Iterator[None]:
+    """Block Ctrl-C inside a block; processes that start in the block ignore Ctrl-C for good.
 
-    That one hears it at the end of the block.
+    Ctrl-C reaches all processes of a terminal, but only the main process shall act on it. It does at the end of the
+    block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -98,20 +99,21 @@ def _deaf() -> Iterator[None]:
 
 
 def _receive(pipe: Connection, name: str, process: Any) -> Event:
+    """Return the next event of a part; a process that ended without a last event has failed."""
     try:
         event = pipe.recv()
-        assert isinstance(event, Progress | Done | Failed)
+        assert isinstance(event, Progress | Result | Failure)
         return event
-    except (EOFError, OSError):  # it can no longer say what became of it, or not to the end: killed, or out of memory
+    except (EOFError, OSError):  # no message, or half of one: the process was killed, or ran out of memory
         process.join()
-        return Failed(name, f"its process ended with status {process.exitcode}", "")
+        return Failure(name, f"its process ended with status {process.exitcode}", "")
 
 
-def _serve(pipe: Connection, name: str, settings: Settings) -> None:
-    """What a process does."""
+def _run_part(pipe: Connection, name: str, settings: Settings) -> None:
+    """Run a part in this process, and send its events."""
     from .registry import PARTS
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in _deaf, for processes that nobody forks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for processes that do not come from the fork server
     torch.set_num_threads(1)
     last, pending = time.monotonic(), 0
 
@@ -125,8 +127,8 @@ def _serve(pipe: Connection, name: str, settings: Settings) -> None:
     start = time.monotonic()
     try:
         records = PARTS[name].run(settings, tick)
-        pipe.send(Done(name, records, time.monotonic() - start))
-    except BrokenPipeError:  # nobody listens any more
+        pipe.send(Result(name, records, time.monotonic() - start))
+    except BrokenPipeError:  # the main process has ended
         return
     except Exception as error:
-        pipe.send(Failed(name, f"{type(error).__name__}: {error}", traceback.format_exc()))
+        pipe.send(Failure(name, f"{type(error).__name__}: {error}", traceback.format_exc()))

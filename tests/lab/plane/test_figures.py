@@ -1,4 +1,4 @@
-"""Figures 1 to 3 and robustness: their records, against golden ones and by hand, and what is drawn from them."""
+"""Figures 1 to 3 and robustness: their records, against golden ones and by hand, and their figures."""
 
 import json
 import math
@@ -15,7 +15,8 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from helpers import golden_records
-from helpers.golden_records import PARTS, QUICK, quick, ran
+from helpers.captions import check_brevity, full_text
+from helpers.golden_records import PARTS, QUICK, quick, run_quick
 from torchbelay.lab.part import Part, Plate, Record, Settings
 from torchbelay.lab.plane import fig1, fig2, fig3, race, robustness, trajectories
 from torchbelay.lab.plane.functions import BEALE, FUNCTIONS, ROSENBROCK
@@ -36,7 +37,7 @@ def drawn(part: Part) -> dict[str, Plate]:
 
 @each
 def test_the_records_are_those_that_were_stored(part: Part) -> None:
-    assert golden_records.different(golden_records.distil(quick(part)), golden_records.read(part)) == []
+    assert golden_records.differences(golden_records.distil(quick(part)), golden_records.read(part)) == []
 
 
 @each
@@ -47,7 +48,7 @@ def test_a_second_run_gives_the_same_records_to_the_last_bit(part: Part) -> None
 
 @each
 def test_a_part_does_the_work_that_it_planned(part: Part) -> None:
-    assert part.plan(QUICK)[0] == ran(part)[1] > 0
+    assert part.plan(QUICK)[0] == run_quick(part)[1] > 0
 
 
 @each
@@ -58,7 +59,7 @@ def test_the_full_version_is_planned_larger_or_the_same(part: Part) -> None:
 
 
 @each
-def test_records_say_what_they_are_and_hold_plain_values(part: Part) -> None:
+def test_records_have_a_kind_a_function_and_the_options_of_their_lane(part: Part) -> None:
     for record in quick(part):
         assert isinstance(record["kind"], str)
         assert record["function"] in {f.name for f in FUNCTIONS}
@@ -102,20 +103,20 @@ def test_another_seed_gives_other_starts_and_the_same_seed_the_same(
 def test_starts_lie_in_the_boxes_of_their_functions(part: Part, starts_of: Callable[[Part, int], Tensor]) -> None:
     starts = starts_of(part, 0)
     assert len(starts) == len(FUNCTIONS)
-    for function, of in zip(FUNCTIONS, starts, strict=True):
-        assert 0.8 * function.half_width < float(of.abs().max()) <= function.half_width
+    for function, each in zip(FUNCTIONS, starts, strict=True):
+        assert 0.8 * function.half_width < float(each.abs().max()) <= function.half_width
 
 
 def test_figure_2_has_starts_in_three_boxes(starts_of: Callable[[Part, int], Tensor]) -> None:
-    for half_width, of in zip((0.3, 0.5, 1.0), starts_of(fig2, 0), strict=True):
-        assert 0.8 * half_width < float(of.abs().max()) <= half_width
+    for half_width, each in zip((0.3, 0.5, 1.0), starts_of(fig2, 0), strict=True):
+        assert 0.8 * half_width < float(each.abs().max()) <= half_width
 
 
 # One step by hand ---------------------------------------------------------------------------------------------------
 
 
 def algorithm_1(steps: int) -> tuple[list[list[float]], list[list[float]], list[float]]:
-    """w1 and w2 before each step and after the last, with Algorithm 1 in plain numbers; and the last step's u."""
+    """Return w1 and w2 before each step and after the last, by Algorithm 1 in plain numbers; and the last step's u."""
     k, m1, m2, lr = 8.0, 10.0, 20.0, 0.008
     alpha, beta = 1 - k / (2 * m1), 1 - k / (2 * m2)
     w1, w2 = [[-0.22, 0.61]], [[-0.22, 0.61]]
@@ -154,9 +155,9 @@ def test_figure_1_shows_a_step_of_algorithm_1() -> None:
 @pytest.mark.parametrize(
     ("arrivals", "last"), [({"BELAY+Adam": 70, "BELAY+SGD": 30}, 30), ({"BELAY+Adam": 70}, 70), ({"EMA+Adam": 3}, 600)]
 )
-def test_paths_stop_where_the_first_belay_run_has_arrived(arrivals: dict[str, int], last: int) -> None:
+def test_paths_stop_when_the_first_belay_run_has_arrived(arrivals: dict[str, int], last: int) -> None:
     arms = ("BELAY+Adam", "BELAY+SGD", "EMA+Adam", "SGD")
-    assert fig3.stop([{"arm": arm, "arrived_at": arrivals.get(arm), "steps": 600} for arm in arms]) == last
+    assert fig3.stop_step([{"arm": arm, "arrived_at": arrivals.get(arm), "steps": 600} for arm in arms]) == last
 
 
 def test_the_papers_rates() -> None:
@@ -199,11 +200,11 @@ def test_robustness_has_every_method_at_every_rate() -> None:
                 for r in quick(robustness)
                 if r["kind"] == "rate" and (r["arm"], r["function"], r["judged"]) == (arm, function.name, ships)
             ]
-            assert rates == robustness.grid(12), (arm, function.name)
+            assert rates == robustness.rate_grid(12), (arm, function.name)
 
 
 def test_learning_rates_are_spread_evenly_over_the_decades() -> None:
-    rates = robustness.grid(40)
+    rates = robustness.rate_grid(40)
     assert (rates[0], rates[-1], len(rates)) == (1e-4, 100.0, 40)
     steps = [math.log(b / a) for a, b in pairwise(rates)]
     assert steps == pytest.approx([math.log(1e6) / 39] * 39, rel=1e-4)  # six digits are kept
@@ -214,9 +215,9 @@ def rates(**diverged: float) -> list[Record]:
 
 
 def test_the_measured_limit_lies_between_the_last_safe_rate_and_the_first_that_loses_half() -> None:
-    assert robustness.measured_limit(rates(at_1=0.0, at_2=0.49, at_8=0.5, at_9=1.0)) == pytest.approx(4.0)
-    assert robustness.measured_limit(rates(at_1=0.0, at_2=0.49)) is None
-    assert robustness.measured_limit(rates(at_1=0.5)) is None
+    assert robustness.measure_limit(rates(at_1=0.0, at_2=0.49, at_8=0.5, at_9=1.0)) == pytest.approx(4.0)
+    assert robustness.measure_limit(rates(at_1=0.0, at_2=0.49)) is None
+    assert robustness.measure_limit(rates(at_1=0.5)) is None
 
 
 # Drawing ------------------------------------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def test_every_figure_is_drawn(part: Part) -> None:
 
 
 @pytest.mark.parametrize(("part", "name"), PLATES, ids=[name for _, name in PLATES])
-def test_a_figure_becomes_a_file_without_a_complaint(part: Part, name: str) -> None:
+def test_a_figure_becomes_a_file_without_a_warning(part: Part, name: str) -> None:
     figure = drawn(part)[name].figure
     with style.house():
         assert style.as_bytes(figure, "png").startswith(b"\x89PNG")
@@ -251,22 +252,30 @@ def test_a_figure_becomes_a_file_without_a_complaint(part: Part, name: str) -> N
 
 
 @pytest.mark.parametrize(("part", "name"), PLATES, ids=[name for _, name in PLATES])
-def test_a_caption_states_steps_and_starts(part: Part, name: str) -> None:
-    caption = drawn(part)[name].caption
-    starts = re.search(r"\(-?0\.\d+, -?0\.\d+\)|\d+ (random )?starts|from the same starts", caption)
-    assert starts, caption
-    assert re.search(r"\d steps|^Step \d", caption), caption
+def test_a_caption_is_short_and_its_notes_state_steps_and_starts(part: Part, name: str) -> None:
+    plate = drawn(part)[name]
+    check_brevity(plate)
+    text = full_text(plate)
+    assert re.search(r"\(-?0\.\d+, -?0\.\d+\)|\d+ (random )?starts|[Ff]rom the same starts", text), text
+    assert re.search(r"\d steps|Step \d", text), text
 
 
-def test_captions_state_the_numbers_of_the_records() -> None:
-    assert "from (-0.2, 0.3)" in drawn(fig2)["fig2"].caption
-    assert "600 steps" in drawn(fig2)["fig2"].caption
-    assert "40 random starts" in drawn(fig2)["fig2-starts"].caption
+def test_captions_and_notes_state_the_numbers_of_the_records() -> None:
+    texts = {name: full_text(drawn(part)[name]) for part, name in PLATES}
+    assert "from (-0.2, 0.3)" in texts["fig2"]
+    assert "600 steps" in texts["fig2"]
+    assert "40 random starts" in texts["fig2-starts"]
     for function in FUNCTIONS:
-        assert f"{function.name} {fig3.START[function.name]}" in drawn(fig3)["fig3"].caption
-    assert "30 random starts" in drawn(fig3)["fig3-times"].caption
-    assert "30 starts within ±0.25" in drawn(fig3)["fig3-saddle"].caption
-    assert "20 starts" in drawn(robustness)["robustness-theta"].caption
+        assert f"{function.name} {fig3.START[function.name]}" in texts["fig3"]
+    assert "30 random starts" in texts["fig3-times"]
+    assert "30 starts within ±0.25" in texts["fig3-saddle"]
+    assert "20 starts" in texts["robustness-theta"]
+    assert "BELAY+Adam 0.05, BELAY+SGD 0.01, EMA+Adam 0.01, EMA+SGD 0.001, Adam 0.001, SGD 0.001" in texts["fig3-loss"]
+    (sgd,) = (r for r in quick(fig3) if r["kind"] == "saddle" and r["arm"] == "SGD")
+    assert f"With SGD {sgd['converged']:.0%} of the starts" in texts["fig3-saddle"]
+    for start in fig2.STARTS:
+        (lost,) = traced(fig2, start=list(start), lr=0.01, arm="SGD")
+        assert f"SGD diverges at step {lost['diverged_at']}" in texts["fig2"]
     at = {
         (r["arm"], r["half_width"]): r["converged"]
         for r in quick(fig2)
@@ -274,7 +283,7 @@ def test_captions_state_the_numbers_of_the_records() -> None:
     }
     for half_width in fig2.BOXES:
         share = at["BELAY+SGD", half_width]
-        assert f"within ±{half_width:g} {share:.0%} for BELAY+SGD" in drawn(fig2)["fig2-starts"].caption
+        assert f"within ±{half_width:g}: {share:.0%} for BELAY+SGD" in texts["fig2-starts"]
 
 
 @each
@@ -297,16 +306,16 @@ def traced(part: Part, **options: object) -> list[Record]:
     return [r for r in records if all(r[key] == value for key, value in options.items())]
 
 
-def test_a_diverged_run_is_marked_where_its_path_is_drawn() -> None:
+def test_a_diverged_run_is_marked_on_its_path() -> None:
     shown = traced(fig2, start=[-0.2, 0.3]) + traced(fig2, start=[0.05, 0.05], lr=0.01)
     assert [r["arm"] for r in shown[-6:] if r["diverged_at"]] == ["EMA+SGD", "SGD"]
     for ax, record in zip(drawn(fig2)["fig2"].figure.axes, shown, strict=True):
         assert ax.get_title() == record["arm"]
-        said = [f"✕ diverged, step {record['diverged_at']}"] if record["diverged_at"] else []
-        assert written(ax) == said
+        texts = [f"✕ diverged, step {record['diverged_at']}"] if record["diverged_at"] else []
+        assert written(ax) == texts
 
 
-def test_a_diverged_run_is_marked_where_its_loss_is_drawn() -> None:
+def test_a_diverged_run_is_marked_on_its_loss_curve() -> None:
     for ax, lr in zip(drawn(fig2)["fig2-loss"].figure.axes, fig2.RATES, strict=True):
         lost = [r for r in traced(fig2, start=[-0.2, 0.3], lr=lr) if r["diverged_at"]]
         assert [line.get_xdata()[0] for line in crosses(ax)] == [r["diverged_at"] + 1 for r in lost]
@@ -319,17 +328,17 @@ def test_a_path_is_marked_as_diverged_only_if_it_was_by_the_last_step_shown(unti
     record = {"arm": "SGD", "start": [0.0, 0.0], "at": list(range(7)), "w1": points, "w2": None, "diverged_at": 7}
     with style.house():
         ax = style.figure().subplots()
-        trajectories.path(ax, record, until)
+        trajectories.draw_path(ax, record, until)
     assert written(ax) == (["✕ diverged, step 7"] if marked else [])
     ends = [line for line in ax.lines if line.get_marker() == "o"]
-    assert len(ends) == (1 if marked else 2)  # the start, and the end where there is one
+    assert len(ends) == (1 if marked else 2)  # the start, and the end if there is one
 
 
-def test_a_path_shows_w1_beside_w2_and_both_can_be_told_apart() -> None:
+def test_a_path_shows_w1_thin_and_w2_thick() -> None:
     record = next(r for r in traced(fig2, start=[-0.2, 0.3]) if r["arm"] == "BELAY+SGD")
     with style.house():
         ax = style.figure().subplots()
-        trajectories.path(ax, record, 20)
+        trajectories.draw_path(ax, record, 20)
     thin, thick = (line for line in ax.lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 1)
     for line, which in ((thin, "w1"), (thick, "w2")):
         assert [list(point) for point in line.get_xydata()] == record[which][:21]
@@ -337,7 +346,7 @@ def test_a_path_shows_w1_beside_w2_and_both_can_be_told_apart() -> None:
     assert thin.get_alpha() < 1 == thick.get_alpha()
 
 
-def test_a_row_of_a_method_that_never_arrives_is_marked_and_says_so() -> None:
+def test_a_method_that_never_arrives_has_a_cross_and_the_word_never() -> None:
     rows = [
         {"arm": "SGD", "steps": 600, "median_arrival": None, "converged": 0.25},
         {"arm": "Adam", "steps": 600, "median_arrival": 30, "converged": 1.0},
@@ -345,7 +354,7 @@ def test_a_row_of_a_method_that_never_arrives_is_marked_and_says_so() -> None:
     ]
     with style.house():
         ax = style.figure().subplots()
-        fig3._dots(ax, rows)
+        fig3._draw_medians(ax, rows)
     assert written(ax) == ["never · 25%", "30 · 100%", "0 · 50%"]
     (cross,) = crosses(ax)
     assert cross.get_ydata()[0] == 0
@@ -359,9 +368,9 @@ def test_every_method_has_its_row_of_times(name: str) -> None:
     field = {"arrival": "median_arrival", "saddle": "median_of_arrived"}[kind]
     for ax, function in zip(drawn(fig3)[name].figure.axes, functions, strict=True):
         rows = [r for r in quick(fig3) if r["kind"] == kind and r["function"] == function.name]
-        said = ["never" if r[field] is None else str(r[field]) for r in rows]
-        assert written(ax) == [f"{first} · {r['converged']:.0%}" for first, r in zip(said, rows, strict=True)]
-        assert len(crosses(ax)) == said.count("never")
+        texts = ["never" if r[field] is None else str(r[field]) for r in rows]
+        assert written(ax) == [f"{first} · {r['converged']:.0%}" for first, r in zip(texts, rows, strict=True)]
+        assert len(crosses(ax)) == texts.count("never")
 
 
 def test_a_share_that_diverged_is_hatched_from_above() -> None:
@@ -371,7 +380,7 @@ def test_a_share_that_diverged_is_hatched_from_above() -> None:
     ]
     for axis, scale in (("lr", 1.0), ("effective_lr", 0.5)):
         ax = style.figure().subplots()
-        robustness.ridge(ax, chosen, axis, style.BELAY_COLOUR)
+        robustness.draw_ridge(ax, chosen, axis, style.BELAY_COLOUR)
         filled, hatched = (c for c in ax.collections if isinstance(c, PolyCollection))
         assert hatched.get_hatch()
         assert not filled.get_hatch()
@@ -385,7 +394,7 @@ def test_a_share_that_diverged_is_hatched_from_above() -> None:
 @pytest.mark.parametrize("kind", ["nominal", "effective"])
 def test_the_predicted_limit_is_drawn_for_every_sgd_method_on_every_smooth_function(kind: str) -> None:
     axes = drawn(robustness)[f"robustness-sgd-{kind}"].figure.axes
-    arms = robustness.order(quick(robustness), "SGD")
+    arms = robustness.arm_order(quick(robustness), "SGD")
     assert len(axes) == len(arms) * len(FUNCTIONS)
     for i, ax in enumerate(axes):
         function, arm = FUNCTIONS[i % len(FUNCTIONS)], arms[i // len(FUNCTIONS)]
@@ -420,7 +429,7 @@ def test_figure_1_names_every_point(name: str) -> None:
 def test_contours_cover_the_panel_and_mark_the_minimum() -> None:
     with style.house():
         ax = style.figure().subplots()
-        trajectories.contours(ax, ROSENBROCK, (-0.5, 0.25), (-0.4, 0.8))
+        trajectories.draw_contours(ax, ROSENBROCK, (-0.5, 0.25), (-0.4, 0.8))
     (image,) = ax.images
     assert image.get_extent() == [-0.5, 0.25, -0.4, 0.8]
     assert ax.get_xlim() == (-0.5, 0.25)

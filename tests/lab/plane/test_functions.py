@@ -1,10 +1,10 @@
-"""The four functions: values by hand, gradients by autograd, and what they are like at their special points."""
+"""The four functions: values by hand, gradients by autograd, and their minima and saddle."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from torchbelay.lab.plane.functions import ABSOLUTE, BEALE, BOWL, FUNCTIONS, ROSENBROCK, Function
+from torchbelay.lab.plane.functions import ABSOLUTE, BEALE, BOWL, FUNCTIONS, ROSENBROCK, Function, find_function
 
 f64 = torch.float64
 each = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name)
@@ -16,7 +16,7 @@ def at(*points: tuple[float, float]) -> Tensor:
 
 
 def scattered(*shape: int, seed: int = 3) -> Tensor:
-    """Points in a square that holds every box from which the laboratory starts, with room to spare."""
+    """Return points in a square that is larger than every box of starts."""
     return torch.rand(*shape, 2, generator=torch.Generator().manual_seed(seed), dtype=f64) * 8 - 4
 
 
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_autograd_for_points_of_any_shape(function: Funct
     function(w).sum().backward()
     written = torch.full((2, *w.shape), torch.nan, dtype=f64)
     with torch.no_grad():
-        function.gradient_(w, out=written[1])  # a view, as the arena's is
+        function.gradient_(w, out=written[1])  # a view, as in a race
         along = function.gradient(w[..., 0], w[..., 1])
     assert w.grad is not None
     torch.testing.assert_close(written[1], w.grad, rtol=1e-12, atol=1e-12)  # sums of terms of up to 1e5 cancel
@@ -102,6 +102,11 @@ def test_the_stated_curvature_is_the_largest_at_the_minimum(function: Function) 
 )
 def test_both_curvatures_at_the_minimum(function: Function, small: float, large: float) -> None:
     assert torch.linalg.eigvalsh(hessian(function, torch.zeros(2, dtype=f64))).tolist() == [small, large]
+
+
+@each
+def test_a_function_is_found_by_its_name(function: Function) -> None:
+    assert find_function(function.name) is function
 
 
 def test_the_absolute_function_states_no_curvature() -> None:

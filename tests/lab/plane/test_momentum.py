@@ -1,4 +1,4 @@
-"""The coupling table run live: programs that are what they say, deviations that would show an error, the two limits."""
+"""The coupling table run live: methods against their programs, deviations that show an error, and the two limits."""
 
 import json
 import sys
@@ -8,12 +8,14 @@ import pytest
 import sympy as sp
 import torch
 
+from helpers.captions import check_brevity, full_text
 from torchbelay.lab.arms import PAPER_SPRING, Arm, Lane
 from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.plane import momentum, programs
 from torchbelay.lab.plane.functions import ROSENBROCK
-from torchbelay.lab.records import without_times
+from torchbelay.lab.records import select, without_times
 from torchbelay.lab.report import style
+from torchbelay.lab.statistics import fit_power
 from torchbelay.ops.reference import couple
 from torchbelay.physics import methods
 from torchbelay.physics.spring import Spring
@@ -44,14 +46,14 @@ def test_the_table_has_every_method_of_the_library() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_method_is_its_program(records: list[Record], name: str) -> None:
-    # momentum keeps 10 steps alive and hands their rounding on; a wrong coefficient is off by 1e-3 at the least
+def test_every_method_agrees_with_its_program(records: list[Record], name: str) -> None:
+    # momentum remembers 10 steps with their rounding; a wrong coefficient differs by at least 1e-3
     assert only(records, "method", name=name)["deviation"] < 1e-13
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_program_moves_and_tells_methods_apart(name: str) -> None:
-    """A deviation near 0 means something only because any other row of the table is far off."""
+def test_a_program_differs_from_all_other_methods(name: str) -> None:
+    """A deviation near 0 is evidence only if every other row of the table is far off."""
     programs_by_name = {row.name: row.program for row in programs.table()}
 
     def end(which: str) -> torch.Tensor:
@@ -79,13 +81,13 @@ def test_schedule_free_by_hand_is_the_package() -> None:
 
 
 def test_without_the_package_the_definition_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "schedulefree", None)  # what an import that fails looks like
+    monkeypatch.setitem(sys.modules, "schedulefree", None)  # makes the import fail
     (row,) = (row for row in programs.table() if row.name == "schedule-free")
     assert row.against == "its definition"
     assert len(list(islice(row.program(START), 3))) == 3
 
 
-def test_a_wrong_program_is_seen() -> None:
+def test_a_wrong_method_is_detected() -> None:
     lanes = [Lane(Arm("EMA", "SGD", Spring.ema(decay=0.94)), programs.LR)]
     mine = momentum.train(lanes, START, 20, lambda n: None)
     assert momentum.deviation(mine, 0, programs.torch_ema(), START) > 1e-4
@@ -95,7 +97,7 @@ def test_a_wrong_program_is_seen() -> None:
 
 
 @pytest.mark.parametrize("form", ["momentum", "average of the centre of mass"])
-def test_belay_is_also_this_on_a_loss_that_is_not_quadratic(records: list[Record], form: str) -> None:
+def test_belay_has_this_form_on_a_loss_that_is_not_quadratic(records: list[Record], form: str) -> None:
     assert only(records, "form", name=form)["deviation"] < 1e-14
 
 
@@ -106,7 +108,7 @@ def test_belay_is_quasi_hyperbolic_momentum_of_negative_share_for_any_gradients(
     w1 = w2 = w = sp.Symbol("w")
     v = sp.Integer(0)
     for n in range(3):
-        g = sp.Symbol(f"g{n}")  # whatever the loss: both are at the same point
+        g = sp.Symbol(f"g{n}")  # any loss: both are at the same point
         w1, w2 = couple(w1, w2, -lr * g, a=kappa1, b=kappa2, p=1 - kappa1, q=0)
         v = beta * v + (1 - beta) * g
         w = w - share * lr * ((1 - nu) * g + nu * v)
@@ -137,14 +139,14 @@ def test_at_infinite_mass_belay_is_torchs_ema_one_step_late(records: list[Record
 
 
 def test_belay_tends_to_the_ema_as_the_mass_grows(records: list[Record]) -> None:
-    limit = momentum.of(records, "limit")
+    limit = select(records, "limit")
     assert [r["m1"] for r in limit] == list(momentum.MASSES)
     # at m1 = 100 the next order, m2/m1, still shows
-    assert momentum.slope([r["m1"] for r in limit], [r["difference"] for r in limit]) == pytest.approx(-1, abs=0.01)
+    assert fit_power([r["m1"] for r in limit], [r["difference"] for r in limit]) == pytest.approx(-1, abs=0.01)
 
 
 def test_gradients_of_an_average_are_averages_of_gradients_for_a_quadratic(records: list[Record]) -> None:
-    bowl = [r for r in momentum.of(records, "gradient") if r["function"] == momentum.BOWL.name]
+    bowl = [r for r in select(records, "gradient") if r["function"] == momentum.BOWL.name]
     assert len(bowl) == len(momentum.BOWL_RATES)
     assert max(r["deviation"] for r in bowl) < 1e-14
     printed = only(records, "gradient as printed")
@@ -152,15 +154,10 @@ def test_gradients_of_an_average_are_averages_of_gradients_for_a_quadratic(recor
     assert printed["deviation_unexplained"] < 1e-14  # the missing weight explains all of it
 
 
-def test_and_to_first_order_for_other_losses(records: list[Record]) -> None:
-    curved = [r for r in momentum.of(records, "gradient") if r["function"] == ROSENBROCK.name]
-    power = momentum.slope([r["distance"] for r in curved], [r["deviation"] for r in curved])
+def test_gradients_of_an_average_agree_to_first_order_for_other_losses(records: list[Record]) -> None:
+    curved = [r for r in select(records, "gradient") if r["function"] == ROSENBROCK.name]
+    power = fit_power([r["distance"] for r in curved], [r["deviation"] for r in curved])
     assert power == pytest.approx(2, abs=0.02)  # the longest paths bend a little
-
-
-def test_slope_finds_a_power() -> None:
-    assert momentum.slope([1.0, 10.0, 100.0], [3.0, 0.03, 0.0003]) == pytest.approx(-2, rel=1e-14)
-    assert momentum.slope([1.0, 10.0], [0.0, 0.0]) == 0.0
 
 
 # The part ------------------------------------------------------------------------------------------------------------
@@ -180,5 +177,11 @@ def test_figures_are_drawn_from_records_that_have_been_on_disk(records: list[Rec
     assert [plate.name for plate in plates] == ["momentum-methods", "momentum-limits"]
     for plate in plates:
         assert len(style.as_bytes(plate.figure, "png")) > 10_000
-        assert "60 steps" in plate.caption
-        assert f"{momentum.STARTS} " in plate.caption
+        check_brevity(plate)
+        assert "60 steps" in full_text(plate)
+        assert f"{momentum.STARTS} " in full_text(plate)
+    methods_text, limits_text = (full_text(plate) for plate in plates)
+    worst = max(select(records, "method"), key=lambda r: r["deviation"])
+    assert f"{worst['deviation']:.1e} ({worst['name']})" in methods_text
+    assert "heavy ball, Nesterov, primal averaging and schedule-free" in methods_text
+    assert f"{only(records, 'ema')['deviation_one_step_later']:.1e}" in limits_text

@@ -1,4 +1,4 @@
-"""The arena: rows side by side are runs of their own, what is said of them is so, and theory predicts their limits."""
+"""The race: rows are independent runs, their results are right, and theory predicts their limits."""
 
 import math
 from collections.abc import Callable
@@ -18,38 +18,38 @@ from torchbelay.lab.arms import (
     EMA_SGD,
     MATCHED_SGD,
     MOMENTUM_SGD,
+    PAPER_ARMS,
     PAPER_SPRING,
     SGD,
-    SIX,
     Arm,
     Lane,
-    belay,
+    belay_arm,
 )
 from torchbelay.lab.plane import race
 from torchbelay.lab.plane.functions import ABSOLUTE, BEALE, BOWL, ROSENBROCK, Function
-from torchbelay.lab.plane.robustness import AVERAGING, limit, theta_limit
+from torchbelay.lab.plane.robustness import AVERAGING, stability_limit, theta_limit
 from torchbelay.physics.methods import centred
 from torchbelay.physics.spring import Spring
 
 f64 = torch.float64
 
-# Rows and runs of their own -----------------------------------------------------------------------------------------
+# Rows are independent runs -------------------------------------------------------------------------------------------
 
 MORE = (
     Arm("EMA+momentum", "momentum", Spring.ema(0.95)),
     Arm("BELAY+momentum", "momentum", PAPER_SPRING),
     Arm("Adam without momentum", "Adam without momentum"),
-    belay("Adam without momentum"),
+    belay_arm("Adam without momentum"),
     Arm("θ = −0.5", "SGD", centred(-0.5, AVERAGING, follow="before")),
     Arm("with velocities", "SGD", Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0)),
 )
-ARMS = (*SIX, *CONTROLS, MOMENTUM_SGD, *MORE)
-RATES = (1e-3, 2e-3)  # with velocities SGD bears little more on Rosenbrock
+ARMS = (*PAPER_ARMS, *CONTROLS, MOMENTUM_SGD, *MORE)
+RATES = (1e-3, 2e-3)  # with velocities SGD tolerates little more on Rosenbrock
 LANES = [Lane(arm, lr) for lr in RATES for arm in ARMS]
 PLANE = (ROSENBROCK, BEALE)
 STEPS = 25
 
-# What the arena calls a name, written down once more: the same optimizers as anybody would make them.
+# The optimizers of the race, written once more as a user would.
 MADE: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
     "SGD": lambda params, lr: torch.optim.SGD(params, lr=lr, foreach=False),
     "momentum": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9, foreach=False),
@@ -64,7 +64,7 @@ def starts(functions: int = len(PLANE), count: int = 3, seed: int = 5) -> Tensor
 
 @pytest.fixture(scope="module")
 def raced() -> tuple[Tensor, Tensor]:
-    """w1 and w2 of every lane after every step: (steps, lanes, functions, starts, 2)."""
+    """Return w1 and w2 of every lane after every step: (steps, lanes, functions, starts, 2)."""
     field = race.Race(PLANE, starts(), LANES)
     w1, w2 = [], []
     for _ in range(STEPS):
@@ -75,7 +75,7 @@ def raced() -> tuple[Tensor, Tensor]:
 
 
 def alone(function: Function, lane: Lane, start: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by itself: one point, autograd, a torch optimizer and a Belay."""
+    """Run one row by itself: one point, autograd, a torch optimizer and a Belay."""
     model = nn.Module()
     model.w = nn.Parameter(start.clone())
     optimizer = MADE[lane.arm.inner]([model.w], lane.actual_lr)
@@ -95,17 +95,17 @@ def test_every_inner_optimizer_is_among_the_arms() -> None:
 
 
 @pytest.mark.parametrize("lane", LANES, ids=lambda lane: f"{lane.arm.name} at {lane.lr:g}")
-def test_a_row_is_what_the_library_does_by_itself(raced: tuple[Tensor, Tensor], lane: Lane) -> None:
+def test_a_row_is_the_same_as_a_run_by_itself(raced: tuple[Tensor, Tensor], lane: Lane) -> None:
     i = LANES.index(lane)
     for f, function in enumerate(PLANE):
         for s, start in enumerate(starts()[f]):
             for together, separate in zip(raced, alone(function, lane, start), strict=True):
-                # autograd adds the terms of a gradient in another order, and 25 steps carry the difference on
+                # autograd adds the terms of a gradient in another order, and 25 steps enlarge the difference
                 torch.testing.assert_close(together[:, i, f, s], separate, rtol=1e-12, atol=1e-14)
 
 
 def test_the_lanes_differ() -> None:
-    """Else the test above would compare one thing with itself all the time."""
+    """Otherwise the test above would compare one run with itself."""
     field = race.Race(PLANE, starts(), LANES)
     for _ in range(STEPS):
         field.step()
@@ -170,7 +170,7 @@ def test_w2_of_lanes_that_all_lack_an_average_is_a_copy_of_w1() -> None:
     assert bool(field.w.any())
 
 
-def test_losses_of_what_is_not_a_number_are_infinite_and_so_are_those_of_overflow() -> None:
+def test_the_losses_of_nan_and_of_overflow_are_infinite() -> None:
     field = race.Race([ROSENBROCK], torch.tensor([[[math.nan, 0.0], [1e200, 0.0], [1.0, 1.0]]]), [Lane(SGD, 0.1)])
     assert field.losses(field.w).tolist() == [[[math.inf, math.inf, 1.0]]]
 
@@ -179,7 +179,7 @@ def test_losses_of_what_is_not_a_number_are_infinite_and_so_are_those_of_overflo
 
 
 def draw(seed: int, half_width: float | None = None, function: Function = ROSENBROCK, count: int = 400) -> Tensor:
-    return race.box(function, count, torch.Generator().manual_seed(seed), half_width)
+    return race.random_starts(function, count, torch.Generator().manual_seed(seed), half_width)
 
 
 @pytest.mark.parametrize("function", [ROSENBROCK, BEALE], ids=lambda f: f.name)
@@ -211,7 +211,7 @@ IN, OUT, EDGE = 0.05, 0.2, GOAL
 
 @dataclass(frozen=True)
 class Story:
-    """Losses after steps 0 to 10, and what is to be said of them when every step is looked at."""
+    """Losses after steps 0 to 10, and the outcome if every step is observed."""
 
     losses: list[float]
     arrived: int
@@ -238,7 +238,7 @@ STORIES = {
     "out of sight and back": Story([IN] * 11, 0, False, IN, lost_at=5),
 }
 RETURNS = "out of sight and back"
-AWAY = 10.0 * race.OUT_OF_SIGHT
+AWAY = 10.0 * race.FAR
 
 
 def _ladder_value(x: Tensor, y: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ def _ladder_value(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ladder_gradient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """SGD at learning rate 1 makes x count the steps; a story is out of sight while x is a million and more of them."""
+    """At learning rate 1, SGD makes x count the steps; a story is out of sight while x is a million or more."""
     lost_at = torch.tensor([story.lost_at for story in STORIES.values()])[y.long()]
     back = y.long() == list(STORIES).index(RETURNS)
     step = (x % AWAY).long() + 1
@@ -258,17 +258,17 @@ def _ladder_gradient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 LADDER = Function("ladder", "", _ladder_value, _ladder_gradient, curvature=None, half_width=1.0)
 
 
-def told(looks: range) -> race.Outcome:
+def run_stories(observed: range) -> race.Outcome:
     at = torch.tensor([[[0.0, row] for row in range(len(STORIES))]], dtype=f64)
     lanes = [Lane(SGD, 1.0)]
-    (outcome,) = race.run([LADDER], at, lanes, steps=LAST, tolerances=[GOAL], looks=looks)
+    (outcome,) = race.run([LADDER], at, lanes, steps=LAST, tolerances=[GOAL], observed=observed)
     return outcome
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_what_is_said_of_a_run(name: str) -> None:
+def test_the_outcome_of_a_run(name: str) -> None:
     story, row = STORIES[name], list(STORIES).index(name)
-    outcome = told(range(LAST))
+    outcome = run_stories(range(LAST))
     for which in (0, 1):
         assert int(outcome.arrived[which][0, row]) == story.arrived
         assert bool(outcome.converged(which)[0, row]) == story.converged
@@ -279,8 +279,8 @@ def test_what_is_said_of_a_run(name: str) -> None:
     assert bool(outcome.lost[0, row]) == (story.lost_at <= LAST)
 
 
-def test_between_looks_nothing_is_seen_but_the_last_step_always_is() -> None:
-    outcome, rows = told(range(0, LAST, 4)), list(STORIES)  # looks after 0, 4, 8 and, because it is the last, 10
+def test_only_the_observed_steps_count_and_the_last_is_always_observed() -> None:
+    outcome, rows = run_stories(range(0, LAST, 4)), list(STORIES)  # observes 0, 4, 8 and, because it is the last, 10
     seen = {name: int(outcome.arrived[0][0, rows.index(name)]) for name in STORIES}
     assert seen["under from 4 on"] == 4
     assert seen["under, out, and under from 7 on"] == 8
@@ -293,7 +293,7 @@ def test_between_looks_nothing_is_seen_but_the_last_step_always_is() -> None:
     assert gone[RETURNS] == 11
 
 
-def test_the_watcher_sees_the_start_the_looks_and_the_end_and_every_step_ticks() -> None:
+def test_the_watcher_sees_the_start_the_observed_steps_and_the_end_and_every_step_ticks() -> None:
     seen, ticks = [], []
     race.run(
         [BOWL, ROSENBROCK],
@@ -301,7 +301,7 @@ def test_the_watcher_sees_the_start_the_looks_and_the_end_and_every_step_ticks()
         [Lane(SGD, 0.01), Lane(EMA_SGD, 0.01)],
         steps=7,
         tolerances=[1.0, 1.0],
-        looks=range(0, 7, 3),
+        observed=range(0, 7, 3),
         tick=ticks.append,
         watch=lambda step, w1, w2: seen.append((step, w1.shape, torch.equal(w1[1], w2[1]))),
     )
@@ -312,7 +312,7 @@ def test_the_watcher_sees_the_start_the_looks_and_the_end_and_every_step_ticks()
 def test_each_function_has_its_own_tolerance_and_outcome() -> None:
     same_starts = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]], dtype=f64)
     lanes = [Lane(SGD, 0.0), Lane(SGD, 1 / 0.4)]  # at rest, and at the minimum in one step
-    loose, tight = race.run([BOWL, BOWL], same_starts, lanes, steps=5, tolerances=[0.5, 1e-6], looks=range(5))
+    loose, tight = race.run([BOWL, BOWL], same_starts, lanes, steps=5, tolerances=[0.5, 1e-6], observed=range(5))
     assert loose.arrived[0].tolist() == [[0], [0]]
     assert tight.arrived[0].tolist() == [[6], [1]]
 
@@ -324,7 +324,7 @@ LIMITED = (SGD, EMA_SGD, BELAY_SGD, MATCHED_SGD, MOMENTUM_SGD)
 
 
 def growth(function: Function, lanes: list[Lane], steps: int) -> list[float]:
-    """How much larger |w1| is in the last quarter of a run than in the first, from a start on the steep axis."""
+    """Return how much larger |w1| is in the last quarter of a run than in the first, from the steep axis."""
     field = race.Race([function], torch.tensor([[[1e-3, 0.0]]], dtype=f64), lanes)
     sizes = []
     for _ in range(steps):
@@ -336,7 +336,7 @@ def growth(function: Function, lanes: list[Lane], steps: int) -> list[float]:
 
 @pytest.mark.parametrize("function", [BOWL, ROSENBROCK], ids=lambda f: f.name)
 def test_sgd_is_stable_below_the_predicted_limit_and_unstable_above(function: Function) -> None:
-    bounds = {arm: limit(arm, function) for arm in LIMITED}
+    bounds = {arm: stability_limit(arm, function) for arm in LIMITED}
     lanes = [Lane(arm, bound * factor) for arm, bound in bounds.items() for factor in (1 - NEAR, 1 + NEAR)]
     found = growth(function, lanes, 2000)
     for arm, below, above in zip(LIMITED, found[::2], found[1::2], strict=True):
@@ -356,17 +356,17 @@ def test_sgd_is_stable_below_the_predicted_limit_and_unstable_above(function: Fu
     ids=lambda x: x.name if isinstance(x, Arm) else "",
 )
 def test_the_limits_on_rosenbrock_are_those_of_theory(arm: Arm, expected: float) -> None:
-    assert limit(arm, ROSENBROCK) == pytest.approx(expected, rel=1e-8)  # nine digits are recorded
+    assert stability_limit(arm, ROSENBROCK) == pytest.approx(expected, rel=1e-8)  # nine digits are recorded
 
 
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm.inner.startswith("Adam")], ids=lambda arm: arm.name)
-def test_theory_is_silent_about_adam(arm: Arm) -> None:
-    assert limit(arm, BOWL) is None
+def test_there_is_no_predicted_limit_for_adam(arm: Arm) -> None:
+    assert stability_limit(arm, BOWL) is None
 
 
 @pytest.mark.parametrize("arm", LIMITED, ids=lambda arm: arm.name)
-def test_theory_is_silent_where_there_is_no_curvature(arm: Arm) -> None:
-    assert limit(arm, ABSOLUTE) is None
+def test_there_is_no_predicted_limit_without_a_curvature(arm: Arm) -> None:
+    assert stability_limit(arm, ABSOLUTE) is None
 
 
 def check_centred_limit(thetas: list[float], steps: int) -> None:
@@ -406,5 +406,5 @@ def test_the_centred_limit_is_about_2_over_1_plus_theta(theta: float) -> None:
 
 def test_belay_is_the_centred_method_of_its_theta_at_its_effective_rate() -> None:
     assert theta_limit(2.0) / PAPER_SPRING.effective_lr_scale / 202 == pytest.approx(
-        limit(BELAY_SGD, ROSENBROCK), rel=1e-8
+        stability_limit(BELAY_SGD, ROSENBROCK), rel=1e-8
     )

@@ -1,4 +1,4 @@
-"""The ring of Gaussians: its exact denoiser against integration and calculus, the EDM bookkeeping, the sampler."""
+"""The ring of Gaussians: its exact denoiser against integration and calculus, EDM's preconditioning, the sampler."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchbelay.lab.ring.mixture import FEATURES, LOG_SIGMA, NEAR, Ring, draw, noise_levels
+from torchbelay.lab.ring.mixture import FEATURES, LOG_SIGMA, NEAR, Ring, draw_samples, noise_levels
 
 f64 = torch.float64
 RING = Ring()
@@ -46,13 +46,13 @@ def test_the_denoiser_is_y_plus_the_score_times_the_variance(sigma: float) -> No
     torch.testing.assert_close(found, y.detach() + sigma**2 * score, rtol=1e-12, atol=1e-12)
 
 
-def test_without_noise_nothing_is_to_be_done() -> None:
+def test_without_noise_the_denoiser_returns_its_input() -> None:
     y = points()
     # the pull is σ²·score, and no score here is above 1e3
     torch.testing.assert_close(RING.denoise(y, column(1e-6, y)), y, rtol=0, atol=1e-9)
 
 
-def test_in_pure_noise_the_answer_is_the_middle_of_the_ring() -> None:
+def test_in_pure_noise_the_denoiser_returns_the_middle_of_the_ring() -> None:
     y = points()
     found = RING.denoise(y, column(1e6, y))
     assert found.abs().max() < 1e-11  # of the order of y·variance/σ²
@@ -72,7 +72,7 @@ def test_the_denoiser_turns_with_the_ring() -> None:
     torch.testing.assert_close(RING.denoise(y @ turn, sigma), RING.denoise(y, sigma) @ turn, rtol=1e-12, atol=1e-13)
 
 
-def test_no_noise_level_makes_a_number_that_is_none() -> None:
+def test_the_denoiser_is_finite_at_every_noise_level() -> None:
     y = torch.cat([points(), torch.full((1, 2), 1e3, dtype=f64)])
     for sigma in (1e-9, 1e-3, 1e9):
         assert RING.denoise(y, column(sigma, y)).isfinite().all()
@@ -99,33 +99,35 @@ def test_every_gaussian_is_as_likely_and_as_wide_as_the_others() -> None:
     # five standard errors of a share of 1/8
     torch.testing.assert_close(shares, torch.full_like(shares, 1 / 8), rtol=0, atol=5 * math.sqrt(7) / 8 / count**0.5)
     expected = 1 - math.exp(-(NEAR**2) / 2)
-    assert abs(RING.near(x) - expected) < 5 * math.sqrt(expected * (1 - expected) / count) + 1e-3  # of another's tail
+    assert (
+        abs(RING.share_near(x) - expected) < 5 * math.sqrt(expected * (1 - expected) / count) + 1e-3
+    )  # of another's tail
 
 
-# What a network sees and says ----------------------------------------------------------------------------------------
+# Inputs and outputs of a network -------------------------------------------------------------------------------------
 
 
-def test_an_answer_and_what_is_made_of_it_are_inverse() -> None:
+def test_encoding_and_decoding_are_inverse() -> None:
     triples = RING.triples((50,), torch.Generator().manual_seed(3))
-    said = RING.answer(triples.noisy, triples.sigma, triples.clean)
-    back = RING.denoised(triples.noisy, triples.sigma, said)
+    output = RING.encode_output(triples.noisy, triples.sigma, triples.clean)
+    back = RING.decode_output(triples.noisy, triples.sigma, output)
     torch.testing.assert_close(back, triples.clean, rtol=1e-12, atol=1e-13)
 
 
-def test_the_error_of_an_answer_is_the_weighted_error_of_its_denoiser() -> None:
+def test_the_error_of_an_output_is_the_weighted_error_of_its_denoiser() -> None:
     triples = RING.triples((50,), torch.Generator().manual_seed(4))
     weight = (triples.sigma**2 + 0.25) / (triples.sigma * 0.5) ** 2  # of the EDM paper
-    said = torch.randn(50, 2, generator=torch.Generator().manual_seed(5), dtype=f64)
-    weighted = weight * (RING.denoised(triples.noisy, triples.sigma, said) - triples.clean).square()
-    torch.testing.assert_close((said - triples.targets).square(), weighted, rtol=1e-11, atol=1e-11)
+    output = torch.randn(50, 2, generator=torch.Generator().manual_seed(5), dtype=f64)
+    weighted = weight * (RING.decode_output(triples.noisy, triples.sigma, output) - triples.clean).square()
+    torch.testing.assert_close((output - triples.targets).square(), weighted, rtol=1e-11, atol=1e-11)
 
 
-def test_to_say_nothing_is_to_be_the_best_linear_denoiser() -> None:
+def test_an_output_of_zero_is_the_best_linear_denoiser() -> None:
     y = points()
     for sigma in SIGMAS:
         slope = RING.sigma_data**2 / (RING.sigma_data**2 + sigma**2)  # E[x·y] / E[y²]
-        said = RING.denoised(y, column(sigma, y), torch.zeros_like(y))
-        torch.testing.assert_close(said, slope * y, rtol=1e-14, atol=0)
+        output = RING.decode_output(y, column(sigma, y), torch.zeros_like(y))
+        torch.testing.assert_close(output, slope * y, rtol=1e-14, atol=0)
 
 
 def test_features_are_of_the_order_of_one_and_as_many_as_promised() -> None:
@@ -149,15 +151,15 @@ def test_triples_are_clean_points_with_noise_of_their_level() -> None:
 def test_the_truth_is_what_the_targets_are_on_average() -> None:
     triples = RING.triples((40_000,), torch.Generator().manual_seed(8))
     left = triples.targets - triples.truth
-    for told_by in (torch.ones_like(left), triples.truth, triples.features[:, 3:5], triples.features[:, 2:3]):
-        each = left * told_by  # nothing that the noisy point tells predicts what is left
+    for known in (torch.ones_like(left), triples.truth, triples.features[:, 3:5], triples.features[:, 2:3]):
+        each = left * known  # nothing known from the noisy point predicts what is left
         assert (each.mean(0).abs() < 5 * each.std(0) / math.sqrt(len(each))).all()
 
 
 # The sampler ----------------------------------------------------------------------------------------------------------
 
 
-def test_noise_falls_from_high_to_low_and_then_to_nothing() -> None:
+def test_noise_falls_from_high_to_low_and_then_to_zero() -> None:
     levels = noise_levels(18, high=80.0, low=0.002, rho=7.0)
     assert len(levels) == 19
     assert (levels.diff() < 0).all()
@@ -173,7 +175,7 @@ def test_one_gaussian_is_drawn_along_its_known_path_to_second_order() -> None:
     latents = points(20)
     start = noise_levels(18)[0]
     reached = one.centres + (latents * start - one.centres) * one.spread / (one.spread**2 + start**2).sqrt()
-    errors = [float((draw(one.denoise, latents, steps) - reached).abs().max()) for steps in (32, 64)]
+    errors = [float((draw_samples(one.denoise, latents, steps) - reached).abs().max()) for steps in (32, 64)]
     assert errors[1] < 1e-3
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)  # Heun: half the step, a quarter of the error
 
@@ -181,8 +183,8 @@ def test_one_gaussian_is_drawn_along_its_known_path_to_second_order() -> None:
 def test_the_exact_denoiser_draws_the_mixture() -> None:
     count = 2000
     latents = torch.randn(count, 2, generator=torch.Generator().manual_seed(9), dtype=f64)
-    drawn = draw(RING.denoise, latents)
+    drawn = draw_samples(RING.denoise, latents)
     expected = 1 - math.exp(-(NEAR**2) / 2)
-    assert abs(RING.near(drawn) - expected) < 0.03  # 5 standard errors are 0.023, the rest are its 18 steps
+    assert abs(RING.share_near(drawn) - expected) < 0.03  # 5 standard errors are 0.023, the rest are its 18 steps
     shares = torch.bincount(torch.cdist(drawn, RING.centres).argmin(-1), minlength=8).double() / count
     torch.testing.assert_close(shares, torch.full_like(shares, 1 / 8), rtol=0, atol=5 * math.sqrt(7) / 8 / count**0.5)

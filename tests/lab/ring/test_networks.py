@@ -1,4 +1,4 @@
-"""Networks side by side: each is what it would be alone, in plain torch, with a Belay of its own."""
+"""Many networks at once: each is the same as one trained alone, in plain torch, with a Belay of its own."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -8,15 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay import Belay, Spring
-from torchbelay.lab.arms import Arm, Lane, belay, matched
-from torchbelay.lab.ring.networks import Networks, Shape, Trained, outputs, train
+from torchbelay.lab.arms import Arm, Lane, belay_arm, matched_arm
+from torchbelay.lab.ring.networks import Networks, Shape, TrainedNetworks, compute_outputs, train
 from torchbelay.physics.methods import centred
 
 f64 = torch.float64
 SHAPE = Shape((3, 5, 4, 2))
 SPRING = Spring(k=1.0, m1=10.0, m2=20.0)
 WATCHED = Arm("EMA", "Adam", Spring.ema(0.9))
-ARMS = (WATCHED, belay("Adam", SPRING), matched("Adam", SPRING), Arm("centred", "Adam", centred(theta=-0.5, rate=0.1)))
+ARMS = (
+    WATCHED,
+    belay_arm("Adam", SPRING),
+    matched_arm("Adam", SPRING),
+    Arm("centred", "Adam", centred(theta=-0.5, rate=0.1)),
+)
 LANES = [Lane(arm, lr) for arm in ARMS for lr in (1e-3, 3e-2)]
 SPECTATOR = Spring.ema(0.5)
 STEPS, SEEDS = 25, 2
@@ -37,13 +42,13 @@ def batches(seeds: int = SEEDS) -> Iterator[tuple[Tensor, Tensor]]:
         yield both[..., :3], both[..., 3:]
 
 
-def trained(lanes: list[Lane] = LANES, first: Tensor | None = None, steps: int = STEPS) -> Trained:
+def trained(lanes: list[Lane] = LANES, first: Tensor | None = None, steps: int = STEPS) -> TrainedNetworks:
     networks = Networks(SHAPE, lanes, starts() if first is None else first, {"other": spectator})
     return train(networks, batches(), steps=steps, tick=lambda n: None)
 
 
 def alone(row: Tensor) -> nn.Sequential:
-    """The same network as torch builds it."""
+    """Return the same network as torch builds it."""
     layers: list[nn.Module] = []
     numbers = SHAPE.layers(row[None])
     for weight, bias in zip(numbers[::2], numbers[1::2], strict=True):
@@ -54,12 +59,12 @@ def alone(row: Tensor) -> nn.Sequential:
 
 
 def flat(state: dict[str, Tensor]) -> Tensor:
-    """A network's weights as a row."""
+    """Return a network's weights as a row."""
     return torch.cat([(t.T if t.ndim == 2 else t).flatten() for t in state.values()])
 
 
 @pytest.fixture(scope="module")
-def together() -> Trained:
+def together() -> TrainedNetworks:
     return trained()
 
 
@@ -68,7 +73,9 @@ def together() -> Trained:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("index", range(len(LANES)), ids=lambda i: f"{LANES[i].arm.name}-{LANES[i].lr:g}")
-def test_a_network_among_many_is_the_one_that_is_trained_alone(together: Trained, index: int, seed: int) -> None:
+def test_a_network_among_many_is_the_same_as_one_trained_alone(
+    together: TrainedNetworks, index: int, seed: int
+) -> None:
     lane = LANES[index]
     model = alone(starts()[seed])
     optimizer = torch.optim.Adam(model.parameters(), lr=lane.actual_lr)
@@ -83,7 +90,7 @@ def test_a_network_among_many_is_the_one_that_is_trained_alone(together: Trained
         optimizer.step()
         losses.append(loss.item())
     expected = {"w1": flat(model.state_dict()), "average": flat(own.average_state_dict())}
-    # sums in another order differ in the last digit, and 25 steps of Adam carry that on
+    # sums in another order differ in the last digit, and 25 steps of Adam enlarge the difference
     torch.testing.assert_close(together.w1[index, seed], expected["w1"], rtol=0, atol=1e-12)
     torch.testing.assert_close(together.averages["average"][index, seed], expected["average"], rtol=0, atol=1e-12)
     if watching:
@@ -93,16 +100,18 @@ def test_a_network_among_many_is_the_one_that_is_trained_alone(together: Trained
     torch.testing.assert_close(together.loss[index, seed], last_tenth, rtol=1e-12, atol=0)
 
 
-def test_a_network_says_what_torch_says() -> None:
+def test_the_outputs_are_those_of_torch() -> None:
     rows, x = starts(), torch.randn(7, 3, dtype=f64, generator=torch.Generator().manual_seed(1))
-    found = outputs(SHAPE, rows, x)
-    for row, said in zip(rows, found, strict=True):
-        torch.testing.assert_close(said, alone(row)(x).detach(), rtol=1e-13, atol=1e-14)
+    found = compute_outputs(SHAPE, rows, x)
+    for row, output in zip(rows, found, strict=True):
+        torch.testing.assert_close(output, alone(row)(x).detach(), rtol=1e-13, atol=1e-14)
     own = torch.stack([x, 2 * x])
-    torch.testing.assert_close(outputs(SHAPE, rows, own)[1], alone(rows[1])(2 * x).detach(), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(
+        compute_outputs(SHAPE, rows, own)[1], alone(rows[1])(2 * x).detach(), rtol=1e-13, atol=1e-14
+    )
 
 
-def test_what_is_not_watched_by_a_spectator_is_left_as_it_is(together: Trained) -> None:
+def test_lanes_that_a_spectator_does_not_watch_keep_w1(together: TrainedNetworks) -> None:
     unwatched = [i for i, lane in enumerate(LANES) if lane.arm != WATCHED]
     assert torch.equal(together.averages["other"][unwatched], together.w1[unwatched])
 
@@ -113,27 +122,27 @@ def test_what_is_not_watched_by_a_spectator_is_left_as_it_is(together: Trained) 
 def test_lanes_that_only_watch_are_one_run() -> None:
     lanes = [Lane(Arm(f"EMA {decay}", "Adam", Spring.ema(decay)), 1e-2) for decay in (0.5, 0.9, 0.99)]
     found = train(Networks(SHAPE, lanes, starts()), batches(), steps=10, tick=lambda n: None)
-    # but for the last digits: where a network lies in memory decides which of its numbers are rounded together
+    # except for the last digits: the place in memory decides which numbers are rounded together
     torch.testing.assert_close(found.w1, found.w1[:1].expand_as(found.w1), rtol=0, atol=1e-13)
     averages = found.averages["average"]
     assert (averages[0] - averages[1]).abs().max() > 1e-3
 
 
 def test_belay_and_its_matched_ema_see_the_same_first_batch() -> None:
-    lanes = [Lane(make("Adam", SPRING), 1e-2) for make in (belay, matched)]
+    lanes = [Lane(make("Adam", SPRING), 1e-2) for make in (belay_arm, matched_arm)]
     networks = Networks(SHAPE, lanes, starts())
     losses = networks.step(*next(batches()))
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-14, atol=0)  # before the step: same start, same batch
     assert (networks.w[0] - networks.w[1]).abs().max() > 1e-4
 
 
-def test_a_seed_is_the_same_whoever_is_beside_it(together: Trained) -> None:
+def test_a_seed_does_not_depend_on_the_other_seeds(together: TrainedNetworks) -> None:
     lanes = LANES[2:3]
     found = train(Networks(SHAPE, lanes, starts()[1:]), ((x[1:], y[1:]) for x, y in batches()), steps=STEPS, tick=abs)
     torch.testing.assert_close(found.w1[0, 0], together.w1[2, 1], rtol=0, atol=1e-13)
 
 
-def test_a_network_that_is_lost_takes_no_other_with_it(together: Trained) -> None:
+def test_a_lost_network_leaves_the_others_alone(together: TrainedNetworks) -> None:
     first = starts()
     first[0, 7] = torch.inf
     found = trained(first=first)
@@ -146,7 +155,7 @@ def test_a_network_that_is_lost_takes_no_other_with_it(together: Trained) -> Non
 # Beginnings and ends --------------------------------------------------------------------------------------------------
 
 
-def test_networks_begin_as_torch_lets_them() -> None:
+def test_networks_start_as_in_torch() -> None:
     shape = Shape((9, 400, 4))
     row = shape.initial(torch.Generator().manual_seed(0))
     assert len(row) == shape.numbers == 10 * 400 + 401 * 4
@@ -158,7 +167,7 @@ def test_networks_begin_as_torch_lets_them() -> None:
             assert abs(float(layer.mean())) < 5 * bound / (3 * layer.numel()) ** 0.5
 
 
-def test_training_stops_when_it_is_to_and_says_how_far_it_is() -> None:
+def test_training_stops_after_its_steps_and_ticks_each() -> None:
     ticks: list[int] = []
     networks = Networks(SHAPE, LANES[:1], starts())
     train(networks, batches(), steps=7, tick=ticks.append)
@@ -166,16 +175,16 @@ def test_training_stops_when_it_is_to_and_says_how_far_it_is() -> None:
     assert networks.belay.step == 7
 
 
-def test_parts_of_the_seeds_are_joined_in_their_order(together: Trained) -> None:
+def test_parts_of_the_seeds_are_joined_in_their_order(together: TrainedNetworks) -> None:
     halves = [
-        Trained(
+        TrainedNetworks(
             together.w1[:, [i]],
             {name: average[:, [i]] for name, average in together.averages.items()},
             together.loss[:, [i]],
         )
         for i in range(SEEDS)
     ]
-    joined = Trained.joined(halves)
+    joined = TrainedNetworks.join(halves)
     assert torch.equal(joined.w1, together.w1)
     assert torch.equal(joined.loss, together.loss)
     assert joined.averages.keys() == together.averages.keys()

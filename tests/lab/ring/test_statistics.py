@@ -1,4 +1,4 @@
-"""What is said of the ring's runs, on runs made up so that the answer is known."""
+"""The results derived from the ring's runs, for runs made up so that the answer is known."""
 
 import json
 import math
@@ -12,13 +12,12 @@ from torchbelay.lab.ring.statistics import (
     CONTESTS,
     TUNED,
     Choice,
-    Table,
+    RunTable,
     choose,
-    contests,
-    halves,
-    ranges,
-    records,
-    short,
+    compare_choices,
+    derive_records,
+    find_ranges,
+    split_seeds,
 )
 
 LRS = (0.001, 0.01, 0.1, 1.0)
@@ -35,7 +34,7 @@ Loss = Callable[[str, str, float, int], float | None]
 
 
 def bowl(arm: str, setting: str, lr: float, seed: int) -> float | None:
-    """Best at 0.01, ten times worse a decade away; a seed's losses are its own; the largest rate is lost."""
+    """A loss that is best at 0.01, ten times worse a decade away, different per seed, and lost at the largest rate."""
     return None if lr == 1.0 else (1 + seed / 10) * 10 ** abs(math.log10(lr / 0.01))
 
 
@@ -66,12 +65,12 @@ def chosen(found: list[Record], one: str, other: str) -> Record:
 # Choices --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_seed_reports_what_the_other_half_chose() -> None:
+def test_every_seed_reports_the_choice_of_the_other_half() -> None:
     def fickle(arm: str, setting: str, lr: float, seed: int) -> float:
         good = 0.01 if seed < SEEDS // 2 else 0.1  # the halves do not agree
         return 1.0 if lr == good else 2.0
 
-    first, second = choose(Table(runs(fickle)), PLAIN)
+    first, second = choose(RunTable(runs(fickle)), PLAIN)
     assert (first.reported_on, first.chosen_on, first.lr) == ([0, 1, 2], [3, 4, 5], 0.1)
     assert (second.reported_on, second.chosen_on, second.lr) == ([3, 4, 5], [0, 1, 2], 0.01)
     assert first.test == second.test == [2.0, 2.0, 2.0]  # the other half's choice is wrong for each
@@ -82,16 +81,16 @@ def test_choices_are_made_by_validation_and_reported_by_test() -> None:
     def misleading(arm: str, setting: str, lr: float, seed: int) -> float:
         return 1.0 if lr == 0.1 else 2.0
 
-    for choice in choose(Table(runs(bowl, misleading)), EMA):
+    for choice in choose(RunTable(runs(bowl, misleading)), EMA):
         assert choice.lr == 0.1
         assert choice.test == [bowl(EMA, "", 0.1, seed) for seed in choice.reported_on]
 
 
-def test_only_the_tuned_may_choose_among_settings() -> None:
+def test_only_tuned_contestants_choose_among_settings() -> None:
     def second_is_better(arm: str, setting: str, lr: float, seed: int) -> float:
         return 1.0 if setting in ("decay 0.99", "k 2, m1 1, m2 1") else 3.0
 
-    table = Table(runs(second_is_better))
+    table = RunTable(runs(second_is_better))
     for arm in (EMA, MATCHED, BELAY):
         plain, tuned = list(choose(table, arm)), list(choose(table, arm + TUNED))
         assert {c.setting for c in plain} == {SETTINGS[arm][0]}
@@ -106,17 +105,17 @@ def test_one_lost_run_keeps_a_rate_from_being_chosen() -> None:
             return None if seed in (1, 4) else 1e-6  # one in each half
         return 1.0 if lr == 0.01 else 2.0
 
-    assert {choice.lr for choice in choose(Table(runs(risky)), PLAIN)} == {0.01}
+    assert {choice.lr for choice in choose(RunTable(runs(risky)), PLAIN)} == {0.01}
 
 
 def test_a_choice_survives_its_record() -> None:
-    for choice in choose(Table(runs()), BELAY):
-        assert Choice.of(json.loads(json.dumps(choice.record()))) == choice
+    for choice in choose(RunTable(runs()), BELAY):
+        assert Choice.from_record(json.loads(json.dumps(choice.record()))) == choice
 
 
 @pytest.mark.parametrize("count", [2, 4, 5, 10])
 def test_halves_hold_every_seed_once(count: int) -> None:
-    first, second = halves(range(count))
+    first, second = split_seeds(range(count))
     assert first + second == list(range(count))
     assert abs(len(first) - len(second)) <= 1
 
@@ -129,7 +128,7 @@ def test_a_contest_is_the_ratio_of_each_seeds_test_losses() -> None:
         factor = {BELAY: 0.8 * (1 + 0.01 * seed), EMA: 1.0}.get(arm, 1.0)
         return factor * (bowl(arm, setting, min(lr, 0.1), seed) or 0)
 
-    pair = chosen(records(runs(better_by)), BELAY, EMA)
+    pair = chosen(derive_records(runs(better_by)), BELAY, EMA)
     expected = [0.8 * (1 + 0.01 * seed) for seed in range(SEEDS)]
     assert pair["ratios"] == pytest.approx(expected, rel=1e-4)  # five digits are kept
     assert pair["ratio"] == pytest.approx(math.prod(expected) ** (1 / SEEDS), rel=1e-4)
@@ -137,29 +136,29 @@ def test_a_contest_is_the_ratio_of_each_seeds_test_losses() -> None:
     assert pair["pairs"] == SEEDS
 
 
-def test_methods_that_do_alike_are_found_equal() -> None:
-    found = records(runs())
+def test_methods_with_the_same_losses_are_equal() -> None:
+    found = derive_records(runs())
     for one, other in CONTESTS:
         pair = chosen(found, one, other)
         assert (pair["ratio"], pair["reading"]) == (1.0, "equal")
 
 
 def test_contests_have_as_many_trials_on_either_side() -> None:
-    for pair in (r for r in records(runs()) if r.get("scope") == "chosen"):
+    for pair in (r for r in derive_records(runs()) if r.get("scope") == "chosen"):
         ones, others = pair["trials"]
         if PLAIN in (pair["one"], pair["other"]) or pair["one"] == REPULSIVE:
-            assert min(ones, others) == len(LRS)  # which have but one setting to choose from
+            assert min(ones, others) == len(LRS)  # they have only one setting
         else:
             assert ones == others
 
 
-def test_contestants_that_are_not_there_are_not_compared() -> None:
-    choices = [choice for name in (BELAY, EMA) for choice in choose(Table(runs()), name)]
-    assert [(pair["one"], pair["other"]) for pair in contests(choices)] == [(BELAY, EMA)]
+def test_missing_contestants_are_not_compared() -> None:
+    choices = [choice for name in (BELAY, EMA) for choice in choose(RunTable(runs()), name)]
+    assert [(pair["one"], pair["other"]) for pair in compare_choices(choices)] == [(BELAY, EMA)]
 
 
-def test_at_each_rate_the_lost_are_said_to_be_lost() -> None:
-    pairs = [r for r in records(runs()) if r.get("scope") == "rate"]
+def test_at_each_rate_lost_runs_are_recorded_as_lost() -> None:
+    pairs = [r for r in derive_records(runs()) if r.get("scope") == "rate"]
     assert {pair["lr"] for pair in pairs} == set(LRS)
     for pair in pairs:
         lost = pair["lr"] == 1.0
@@ -169,7 +168,9 @@ def test_at_each_rate_the_lost_are_said_to_be_lost() -> None:
 
 
 def test_belay_and_its_matched_ema_are_compared_at_the_same_setting() -> None:
-    pairs = [r for r in records(runs()) if r.get("scope") == "rate" and (r["one"], r["other"]) == (BELAY, MATCHED)]
+    pairs = [
+        r for r in derive_records(runs()) if r.get("scope") == "rate" and (r["one"], r["other"]) == (BELAY, MATCHED)
+    ]
     assert {(p["one_setting"], p["other_setting"]) for p in pairs} == {(s, s) for s in SETTINGS[BELAY]}
 
 
@@ -177,7 +178,7 @@ def test_belay_and_its_matched_ema_are_compared_at_the_same_setting() -> None:
 
 
 def widths(loss: Loss) -> dict[tuple[str, str, str], Record]:
-    return {(r["arm"], r["setting"], r["against"]): r for r in ranges(Table(runs(loss)))}
+    return {(r["arm"], r["setting"], r["against"]): r for r in find_ranges(RunTable(runs(loss)))}
 
 
 def test_a_range_is_that_of_the_median_in_both_rates() -> None:
@@ -193,7 +194,7 @@ def test_a_range_is_that_of_the_median_in_both_rates() -> None:
     assert (width["open_low"], width["open_high"]) == (False, False)
 
 
-def test_what_is_never_as_good_as_the_best_has_no_range_against_it() -> None:
+def test_a_method_that_is_never_near_the_best_has_no_range_against_it() -> None:
     def ema_is_twice_as_good(arm: str, setting: str, lr: float, seed: int) -> float | None:
         loss = bowl(arm, setting, lr, seed)
         return loss if loss is None else loss * (0.5 if arm == EMA else 1.0)
@@ -208,7 +209,7 @@ def test_upper_ends_are_compared_in_both_rates_and_widths_in_one() -> None:
     def ema_goes_further(arm: str, setting: str, lr: float, seed: int) -> float | None:
         return 1.0 if arm == EMA and lr == 0.1 else bowl(arm, setting, lr, seed)
 
-    found = records(runs(ema_goes_further))
+    found = derive_records(runs(ema_goes_further))
     pairs = {
         r["scope"]: r
         for r in found
@@ -221,29 +222,30 @@ def test_upper_ends_are_compared_in_both_rates_and_widths_in_one() -> None:
     assert pairs["width"]["reading"] == "lower"
 
 
-def test_a_poor_best_loss_does_not_widen_the_range_that_is_held_against_the_better_one() -> None:
+def test_a_poor_best_loss_does_not_widen_the_range_against_the_better_of_two() -> None:
     def twenty_percent_worse(arm: str, setting: str, lr: float, seed: int) -> float | None:
         loss = bowl(arm, setting, lr, seed)
         return loss if loss is None else loss * {BELAY: 1.2, PLAIN: 9.0}.get(arm, 1.0)
 
-    found = [r for r in records(runs(twenty_percent_worse)) if r["kind"] == "pair"]
+    found = [r for r in derive_records(runs(twenty_percent_worse)) if r["kind"] == "pair"]
     pairs = {(r["scope"], r["one"], r["other"]): r for r in found if "one_setting" in r}
     assert pairs["width", BELAY, MATCHED]["ratio"] == pytest.approx(1, rel=1e-4)
     # 1.5/1.2 of its own best on either side for BELAY, 1.5 for the other
     assert pairs["width_shared", BELAY, MATCHED]["ratio"] == pytest.approx(1.2**-2, rel=1e-4)
-    assert pairs["width_shared", EMA, PLAIN]["reading"] == "lost"  # which nowhere comes within 1.5 of the better one
+    assert pairs["width_shared", EMA, PLAIN]["reading"] == "lost"  # it never comes within 1.5 of the better one
 
 
 def test_runs_that_are_all_lost_are_reported_and_break_nothing() -> None:
-    found = records(runs(lambda arm, setting, lr, seed: None))
+    found = derive_records(runs(lambda arm, setting, lr, seed: None))
     assert all(r["reading"] == "lost" for r in found if r["kind"] == "pair")
     assert all(r["width"] is None for r in found if r["kind"] == "width")
     assert all(r["validation"] is None for r in found if r["kind"] == "choice")
     json.dumps(found, allow_nan=False)
 
 
-@pytest.mark.parametrize(
-    ("number", "kept"), [(0.123456789, 0.12346), (1.0, 1.0), (math.nan, None), (math.inf, None), (-math.inf, None)]
-)
-def test_records_keep_five_digits_and_no_number_that_is_none(number: float, kept: float | None) -> None:
-    assert short(number) == kept
+def test_records_keep_five_digits() -> None:
+    found = derive_records(runs(lambda arm, setting, lr, seed: math.exp(seed) / 3))
+    numbers = [r["validation"] for r in found if r["kind"] == "choice"]
+    assert numbers
+    assert all(number == float(f"{number:.5g}") for number in numbers)
+    assert {number == float(f"{number:.4g}") for number in numbers} == {False}

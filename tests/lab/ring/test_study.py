@@ -1,4 +1,4 @@
-"""The ring as a part of the laboratory: its quick version end to end, and its figures."""
+"""The ring as a part of the laboratory: its quick version from start to end, and its figures."""
 
 import copy
 import json
@@ -8,10 +8,12 @@ import pytest
 import torch
 from matplotlib.text import Text
 
+from helpers.captions import check_brevity, full_text
 from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE, Lane
 from torchbelay.lab.part import Plate, Record, Settings
+from torchbelay.lab.records import select
 from torchbelay.lab.report import style
-from torchbelay.lab.ring import study
+from torchbelay.lab.ring import statistics, study
 from torchbelay.lab.ring.mixture import Ring
 from torchbelay.lab.ring.networks import Networks, train
 from torchbelay.lab.ring.statistics import MIXTURE
@@ -21,7 +23,7 @@ QUICK = Settings(quick=True)
 
 @pytest.fixture(scope="module")
 def made() -> tuple[list[Record], int]:
-    """The records, and the units of work that were ticked."""
+    """Run the quick version; return the records and the units of work that were ticked."""
     done = 0
 
     def tick(units: int) -> None:
@@ -36,10 +38,6 @@ def records(made: tuple[list[Record], int]) -> list[Record]:
     return made[0]
 
 
-def of(records: list[Record], kind: str, **fields: object) -> list[Record]:
-    return [r for r in records if r["kind"] == kind and all(r[key] == value for key, value in fields.items())]
-
-
 # Running --------------------------------------------------------------------------------------------------------------
 
 
@@ -52,7 +50,7 @@ def test_the_plan_says_how_much_is_done(made: tuple[list[Record], int]) -> None:
 
 def test_the_same_settings_make_the_same_records(records: list[Record]) -> None:
     state = torch.get_rng_state()
-    torch.manual_seed(12345)  # nothing may depend on it
+    torch.manual_seed(12345)  # no record may depend on it
     assert study.run(QUICK, lambda n: None) == records
     torch.set_rng_state(state)
 
@@ -61,17 +59,17 @@ def test_records_are_plain_json(records: list[Record]) -> None:
     assert json.loads(json.dumps(records, allow_nan=False)) == records
 
 
-def test_there_is_a_run_for_everything_that_is_compared(records: list[Record]) -> None:
+def test_there_is_a_run_for_every_curve_rate_and_seed(records: list[Record]) -> None:
     how = study.QUICK
-    found = {(r["arm"], r["setting"], r["lr"], r["seed"]) for r in of(records, "run")}
+    found = {(r["arm"], r["setting"], r["lr"], r["seed"]) for r in select(records, "run")}
     expected = {(c.name, c.setting, lr, seed) for c in study.curves() for lr in how.lrs for seed in range(how.seeds)}
     assert found == expected
-    assert len(of(records, "run")) == len(expected)
+    assert len(select(records, "run")) == len(expected)
 
 
 def test_no_averaging_is_the_w1_of_the_ema_run(records: list[Record]) -> None:
-    for plain in of(records, "run", arm=PLAIN):
-        emas = of(records, "run", arm=EMA, lr=plain["lr"], seed=plain["seed"])
+    for plain in select(records, "run", arm=PLAIN):
+        emas = select(records, "run", arm=EMA, lr=plain["lr"], seed=plain["seed"])
         assert len(emas) == len(study.DECAYS)
         for ema in emas:
             assert ema["w1_test"] == plain["w1_test"] == plain["test"]
@@ -83,12 +81,12 @@ def test_rates_are_what_the_inner_optimizer_and_the_weights_get(records: list[Re
     scale = study.SPRINGS[0].effective_lr_scale
     assert scale == pytest.approx(0.7998, abs=1e-4)
     setting = "k 1, m1 2000, m2 500"
-    for run in of(records, "run", arm=MATCHED, setting=setting):
+    for run in select(records, "run", arm=MATCHED, setting=setting):
         assert run["inner_lr"] == run["effective_lr"] == pytest.approx(scale * run["lr"], rel=1e-12)
-    for run in of(records, "run", arm=BELAY, setting=setting):
+    for run in select(records, "run", arm=BELAY, setting=setting):
         assert run["inner_lr"] == run["lr"]
         assert run["effective_lr"] == pytest.approx(scale * run["lr"], rel=1e-12)
-    for run in of(records, "run", arm=REPULSIVE):
+    for run in select(records, "run", arm=REPULSIVE):
         assert run["inner_lr"] == run["effective_lr"] == run["lr"]
 
 
@@ -97,9 +95,9 @@ def test_the_emas_are_the_springs_of_an_infinitely_heavy_model() -> None:
         assert decay == 1 - spring.k / (2 * spring.m2)
     methods = {(c.name, c.setting): c.method for c in study.curves()}
     for spring in study.SPRINGS:
-        said = f"k {spring.k:g}, m1 {spring.m1:g}, m2 {spring.m2:g}"
-        assert methods[BELAY, said] == spring
-        assert methods[MATCHED, said] == spring.matched_ema()
+        setting = f"k {spring.k:g}, m1 {spring.m1:g}, m2 {spring.m2:g}"
+        assert methods[BELAY, setting] == spring
+        assert methods[MATCHED, setting] == spring.matched_ema()
 
 
 def test_matched_pairs_share_starts_and_batches() -> None:
@@ -129,8 +127,8 @@ def test_a_seeds_batches_do_not_depend_on_the_other_seeds() -> None:
 def test_the_excess_is_zero_for_the_truth_and_grows_with_the_distance() -> None:
     how, mixture = study.QUICK, Ring()
     triples = mixture.triples((300,), torch.Generator().manual_seed(4))
-    silent = torch.zeros(1, 1, how.shape.numbers, dtype=torch.float64)  # says 0 to everything: the linear denoiser
-    found = study.excess(how.shape, silent, triples)
+    silent = torch.zeros(1, 1, how.shape.numbers, dtype=torch.float64)  # its output is 0: the best linear denoiser
+    found = study.excess_loss(how.shape, silent, triples)
     exact = mixture.denoise(triples.noisy, triples.sigma)
     slope = mixture.sigma_data**2 / (mixture.sigma_data**2 + triples.sigma**2)
     weight = (triples.sigma**2 + 0.25) / (0.5 * triples.sigma) ** 2
@@ -139,20 +137,20 @@ def test_the_excess_is_zero_for_the_truth_and_grows_with_the_distance() -> None:
 
 
 def test_training_brings_the_networks_closer_to_the_truth(records: list[Record]) -> None:
-    (about,) = of(records, "protocol")
-    good = [r["w1_test"] for r in of(records, "run", arm=PLAIN, lr=0.01)]
+    (about,) = select(records, "protocol")
+    good = [r["w1_test"] for r in select(records, "run", arm=PLAIN, lr=0.01)]
     assert max(good) < 0.7 * about["linear"]
-    assert not any(r["failed"] for r in of(records, "run", arm=PLAIN, lr=0.01))
+    assert not any(r["failed"] for r in select(records, "run", arm=PLAIN, lr=0.01))
 
 
-def test_every_seed_is_another_run(records: list[Record]) -> None:
+def test_every_seed_gives_a_different_run(records: list[Record]) -> None:
     for curve in study.curves():
-        found = [r["w1_test"] for r in of(records, "run", arm=curve.name, setting=curve.setting, lr=0.01)]
+        found = [r["w1_test"] for r in select(records, "run", arm=curve.name, setting=curve.setting, lr=0.01)]
         assert len(set(found)) == study.QUICK.seeds
 
 
-def test_validation_and_test_are_other_points(records: list[Record]) -> None:
-    assert all(r["w1_validation"] != r["w1_test"] for r in of(records, "run"))
+def test_validation_and_test_have_different_points(records: list[Record]) -> None:
+    assert all(r["w1_validation"] != r["w1_test"] for r in select(records, "run"))
 
 
 def test_a_run_that_is_not_finite_is_recorded_as_lost() -> None:
@@ -160,28 +158,28 @@ def test_a_run_that_is_not_finite_is_recorded_as_lost() -> None:
     measured = {"w1_test": 0.02, "w1_validation": 0.02, "w2_test": 0.01, "w2_validation": 0.01}
     well = {"validation": 0.01, "test": 0.01, "diverged": False, "failed": False}
     lost = {"validation": None, "test": None, "diverged": True, "failed": True}
-    assert study._verdict(measured, curve, 0.1, finite=True) == well
-    assert study._verdict(measured, curve, 0.1, finite=False) == lost
-    assert study._verdict(measured | {"w2_test": None}, curve, 0.1, finite=True) == lost
+    assert study._judge_run(measured, curve, 0.1, finite=True) == well
+    assert study._judge_run(measured, curve, 0.1, finite=False) == lost
+    assert study._judge_run(measured | {"w2_test": None}, curve, 0.1, finite=True) == lost
     worse = measured | {"w2_test": 0.095}
-    assert study._verdict(worse, curve, 0.1, finite=True) == well | {"test": 0.095, "failed": True}
+    assert study._judge_run(worse, curve, 0.1, finite=True) == well | {"test": 0.095, "failed": True}
 
 
 def test_samples_are_drawn_at_the_chosen_and_at_a_high_rate(records: list[Record]) -> None:
-    how, drawn = study.QUICK, of(records, "samples")
+    how, drawn = study.QUICK, select(records, "samples")
     assert [r["contestant"] for r in drawn if r["rate"] == "chosen"] == list(study.SAMPLED)
     assert {r["lr"] for r in drawn if r["rate"] == "high"} == {how.high_lr}
-    (true,) = of(records, "samples", contestant=MIXTURE)
+    (true,) = select(records, "samples", contestant=MIXTURE)
     assert true["near"] > 0.85
     for record in drawn:
         assert len(record["points"]) == how.samples
         assert all(round(x, 3) == x for point in record["points"] for x in point)
     for record in (r for r in drawn if r["rate"] == "chosen"):
-        (choice,) = [c for c in of(records, "choice", contestant=record["contestant"]) if 0 in c["reported_on"]]
+        (choice,) = [c for c in select(records, "choice", contestant=record["contestant"]) if 0 in c["reported_on"]]
         assert (record["lr"], record["setting"]) == (choice["lr"], choice["setting"])
 
 
-def test_another_seed_is_another_experiment() -> None:
+def test_another_seed_gives_different_networks() -> None:
     generators = [study._generator(Settings(seed=seed), 0) for seed in (0, 1)]
     first, second = (study.QUICK.shape.initial(generator) for generator in generators)
     assert not torch.equal(first, second)
@@ -203,7 +201,7 @@ NAMES = ["ring-curves", "ring-pairs", "ring-ranges", "ring-samples"]
 
 @pytest.fixture(scope="module")
 def plates(records: list[Record]) -> list[Plate]:
-    """Drawn once, from records as they come back from disk."""
+    """Draw the figures once, from records as they come back from disk."""
     return study.draw(json.loads(json.dumps(records)))
 
 
@@ -211,20 +209,28 @@ def test_every_plate_is_drawn_and_has_a_caption(plates: list[Plate]) -> None:
     assert [plate.name for plate in plates] == NAMES
     for plate in plates:
         assert plate.title
-        assert len(plate.caption) > 200
-        assert plate.caption.endswith(".")
+        check_brevity(plate)
+        assert len(full_text(plate)) > 200
         assert plate.figure.get_figwidth() <= 9
         assert style.as_bytes(plate.figure, "png").startswith(b"\x89PNG")
 
 
-def test_captions_state_steps_seeds_and_what_was_found(plates: list[Plate], records: list[Record]) -> None:
+def test_captions_and_notes_state_steps_seeds_and_results(plates: list[Plate], records: list[Record]) -> None:
     how = study.QUICK
-    by_name = {plate.name: plate.caption for plate in plates}
+    by_name = {plate.name: full_text(plate) for plate in plates}
     for name in NAMES[:3]:
         assert f"{how.steps:,} steps" in by_name[name]
         assert f"{how.seeds} seeds" in by_name[name]
-    (pair,) = of(records, "pair", scope="chosen", one="BELAY, tuned", other="EMA, tuned")
-    assert f"{pair['ratio']:.3g}" in by_name["ring-pairs"]
+    (pair,) = select(records, "pair", scope="chosen", one="BELAY, tuned", other="EMA, tuned")
+    interval = f"{pair['ratio']:.3g}; {pair['low']:.3g} to {pair['high']:.3g}"
+    assert interval in next(plate.caption for plate in plates if plate.name == "ring-pairs")
+    for scope in ("width", "width_shared"):
+        for other in (EMA, MATCHED):
+            first = select(records, "pair", scope=scope, one=BELAY, other=other)[0]
+            assert f"{first['ratio']:.3g} ({first['low']:.3g} to {first['high']:.3g}) times" in by_name["ring-ranges"]
+    for end in select(records, "pair", scope="high_effective", one=BELAY, other=MATCHED):
+        reach = f"{end['ratio']:.3g} ({end['low']:.3g} to {end['high']:.3g}) at {end['one_setting']}"
+        assert reach in by_name["ring-curves"]
 
 
 def test_no_text_is_smaller_than_eight_points(plates: list[Plate]) -> None:
@@ -236,23 +242,23 @@ def test_no_text_is_smaller_than_eight_points(plates: list[Plate]) -> None:
 def test_lost_runs_are_drawn_and_not_dropped(records: list[Record]) -> None:
     spoiled = copy.deepcopy(records)
     highest = max(study.QUICK.lrs)
-    for run in of(spoiled, "run", lr=highest, arm=BELAY):
+    for run in select(spoiled, "run", lr=highest, arm=BELAY):
         run.update(dict.fromkeys(("validation", "test", "w2_test", "w2_validation", "w1_test", "w1_validation")))
         run.update(diverged=True, failed=True)
-    runs = of(spoiled, "run")
+    runs = select(spoiled, "run")
     kept = [r for r in spoiled if r["kind"] in ("protocol", "samples")]
-    for record in of(kept, "samples", rate="high"):
+    for record in select(kept, "samples", rate="high"):
         record.update(points=None, near=None)
-    again = [*kept, *runs, *study.ring_statistics.records(runs)]
+    again = [*kept, *runs, *statistics.derive_records(runs)]
     plates = {plate.name: plate for plate in study.draw(again)}
-    lost = len(of(runs, "run", lr=highest, arm=BELAY))
-    assert f"{lost} of them not finite" in plates["ring-curves"].caption
-    top = 2 * of(again, "protocol")[0]["linear"]
+    lost = len(select(runs, "run", lr=highest, arm=BELAY))
+    assert f"{lost} of them not finite" in full_text(plates["ring-curves"])
+    top = 2 * select(again, "protocol")[0]["linear"]
     for ax in plates["ring-curves"].figure.axes:
         marks = [line for line in ax.lines if line.get_marker() == "^" and line.get_markersize() == 8]
         assert [float(y) for line in marks for y in line.get_ydata()] == [top]  # BELAY's, at the top of its panel
-    said = [t.get_text() for ax in plates["ring-samples"].figure.axes for t in ax.texts]
-    assert said.count("lost") == len(study.SAMPLED)
+    texts = [t.get_text() for ax in plates["ring-samples"].figure.axes for t in ax.texts]
+    assert texts.count("lost") == len(study.SAMPLED)
     for plate in plates.values():
         plate.figure.draw_without_rendering()
 

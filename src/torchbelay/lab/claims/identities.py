@@ -1,8 +1,14 @@
 """Verdicts on what the paper says BELAY is and costs: C5 overhead, C6 EMA, C7 the rule k(T), C8 momentum."""
 
-from torchbelay.lab.overhead import BELAY, EMA, PLAIN, bytes_a_weight, cost
-from torchbelay.lab.plane.invariance import HEAVY, PAPER, chosen, spread
-from torchbelay.lab.plane.momentum import BOWL, of, slope
+from torchbelay.lab.arms import BELAY, EMA, PLAIN
+from torchbelay.lab.overhead import bytes_per_weight as bytes_a_weight
+from torchbelay.lab.overhead import cost
+from torchbelay.lab.plane.invariance import runs_by_length as chosen
+from torchbelay.lab.plane.invariance import spread
+from torchbelay.lab.plane.momentum import BOWL
+from torchbelay.lab.plane.quadratic import HEAVY, PAPER
+from torchbelay.lab.records import select as of
+from torchbelay.lab.statistics import fit_power as slope
 
 from .verdict import Answer, Claim, Finding, Records, of_parts
 

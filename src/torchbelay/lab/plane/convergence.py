@@ -1,23 +1,25 @@
-"""From many starts to a few numbers: the share that converged, that diverged, and how long it took."""
+"""Summarize many starts by a few numbers: the share that converged, the share that diverged, and the time it took."""
 
 from typing import Any
 
 from torch import Tensor
 
+from torchbelay.lab.records import rounded
+
 from .race import Outcome
-from .trajectories import number
+from .trajectories import DIGITS
 
 
-def share(of: Tensor) -> float:
-    """The share of rows for which something is so."""
-    return number(float(of.double().mean())) or 0.0
+def share(flags: Tensor) -> float:
+    """Return the share of rows whose flag is set."""
+    return rounded(float(flags.double().mean()), DIGITS) or 0.0
 
 
-def summary(outcome: Outcome, lane: int, which: int) -> dict[str, Any]:
-    """What became of a lane's starts, judged by w1 (which = 0) or w2 (1)."""
+def summarize(outcome: Outcome, lane: int, which: int) -> dict[str, Any]:
+    """Return the results of a lane over its starts, judged by w1 (which = 0) or w2 (which = 1)."""
     arrived = outcome.arrived[which][lane]
-    median = int(arrived.median())  # of an even number the lower middle; runs that never arrive count as the slowest
-    those = arrived[arrived <= outcome.steps]
+    median = int(arrived.median())  # the lower middle of an even number; runs that never arrive count as the slowest
+    arrivals = arrived[arrived <= outcome.steps]
     return {
         "judged": f"w{which + 1}",
         "starts": arrived.numel(),
@@ -25,5 +27,5 @@ def summary(outcome: Outcome, lane: int, which: int) -> dict[str, Any]:
         "converged": share(outcome.converged(which)[lane]),
         "diverged": share(outcome.lost[lane]),
         "median_arrival": median if median <= outcome.steps else None,
-        "median_of_arrived": int(those.median()) if those.numel() else None,
+        "median_of_arrived": int(arrivals.median()) if arrivals.numel() else None,
     }

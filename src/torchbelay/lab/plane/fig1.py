@@ -5,30 +5,31 @@ from collections.abc import Sequence
 import torch
 from matplotlib.axes import Axes
 
-from torchbelay.lab.arms import Lane, belay
+from torchbelay.lab.arms import Lane, belay_arm
 from torchbelay.lab.part import Plate, Record, Settings, Tick
+from torchbelay.lab.records import rounded
 from torchbelay.lab.report import style
 from torchbelay.physics.spring import Spring
 
 from .functions import ROSENBROCK
 from .race import Race
-from .trajectories import contours, number
+from .trajectories import DIGITS, draw_contours
 
 NAME, TITLE = "fig1", "One step of BELAY"
 
-SPRING = Spring(k=8.0, m1=10.0, m2=20.0)  # the paper's masses on a stiffer spring, so that its pull can be seen
+SPRING = Spring(k=8.0, m1=10.0, m2=20.0)  # the paper's masses on a stiffer spring, so that the pull is visible
 COIL = "#6b4226"
 LR, START, STEPS = 0.008, (-0.22, 0.61), 2
 
 
 def plan(settings: Settings) -> tuple[int, str]:
-    """A few steps, and one to look at closely."""
+    """Return the units of work, and one line that says what would run."""
     return STEPS + 1, f"step {STEPS + 1} of BELAY+SGD on Rosenbrock from {START}"
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
-    """Take a few steps, and look closely at the next."""
-    lane = Lane(belay("SGD", SPRING), LR)
+    """Take a few steps, and record all points of the next."""
+    lane = Lane(belay_arm("SGD", SPRING), LR)
     race = Race([ROSENBROCK], torch.tensor([[START]], dtype=torch.float64), [lane])
     trail = []
     for _ in range(STEPS + 1):
@@ -53,15 +54,15 @@ def run(settings: Settings, tick: Tick) -> list[Record]:
             **lane.options(),
             "start": list(START),
             "step": STEPS + 1,
-            **{name: [number(x) for x in point] for name, point in points.items()},
-            "trail1": [[number(x) for x in w1] for w1, _ in trail],
-            "trail2": [[number(x) for x in w2] for _, w2 in trail],
+            **{name: [rounded(x, DIGITS) for x in point] for name, point in points.items()},
+            "trail1": [[rounded(x, DIGITS) for x in w1] for w1, _ in trail],
+            "trail2": [[rounded(x, DIGITS) for x in w2] for _, w2 in trail],
         }
     ]
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:
-    """The step, with every point that Algorithm 1 names."""
+    """Draw the step, with every point that Algorithm 1 names."""
     (r,) = records
     with style.house():
         fig = style.figure(7.0, 5.2)
@@ -69,12 +70,14 @@ def draw(records: Sequence[Record]) -> list[Plate]:
         points = [*r["trail1"], *r["trail2"], r["w1_star"], r["w1_new"], r["w2_new"]]
         xs, ys = [p[0] for p in points], [p[1] for p in points]
         margin_x, margin_y = 0.22 * (max(xs) - min(xs)), 0.15 * (max(ys) - min(ys))
-        contours(ax, ROSENBROCK, (min(xs) - margin_x, max(xs) + margin_x), (min(ys) - margin_y, max(ys) + margin_y))
+        draw_contours(
+            ax, ROSENBROCK, (min(xs) - margin_x, max(xs) + margin_x), (min(ys) - margin_y, max(ys) + margin_y)
+        )
         for trail, hue in (("trail1", style.PLAIN_COLOUR), ("trail2", style.BELAY_COLOUR)):
             ax.plot(*zip(*r[trail], strict=True), ".-", color=hue, alpha=0.35, linewidth=1, markersize=4)
         ax.set(xlabel="x", ylabel="y")
-        fig.draw_without_rendering()  # until then the axes do not know where on the page a point is
-        spring(ax, r["w1"], r["w2"])
+        fig.draw_without_rendering()  # before this, the axes do not know the positions of points on the page
+        draw_spring(ax, r["w1"], r["w2"])
         for tail, head, hue in (
             ("w1", "w1_star", style.PLAIN_COLOUR),
             ("w1_star", "w1_new", style.BELAY_COLOUR),
@@ -109,16 +112,20 @@ def draw(records: Sequence[Record]) -> list[Plate]:
             "spring ", middle, xytext=(-8, -8), textcoords="offset points", ha="right", color=COIL, style="italic"
         )
     caption = (
-        f"Step {r['step']} of SGD with BELAY on Rosenbrock's function {ROSENBROCK.formula}, from w1 = w2 = "
-        f"{tuple(r['start'])} at learning rate {r['lr']:g}. The optimizer takes w1 to w1*; the spring then pulls it "
-        f"back towards the average w2, while w2 is drawn to where w1 was. {r['method']}: the paper's masses on a "
-        "stiffer spring, so that the pull can be seen. Faint: the steps before."
+        "The optimizer moves the weights from w1 to w1*; the spring then pulls them back towards the average w2, and "
+        "w2 moves towards the old w1. Unlike an EMA, the average acts on the weights in training."
     )
-    return [Plate("fig1", "One step of BELAY", caption, fig)]
+    notes = (
+        f"Step {r['step']} of SGD with BELAY on Rosenbrock's function {ROSENBROCK.formula}, from w1 = w2 = "
+        f"{tuple(r['start'])} at learning rate {r['lr']:g}.",
+        f"{r['method']}: the paper's masses on a stiffer spring, so that the pull is visible.",
+        "Faint: the steps before.",
+    )
+    return [Plate("fig1", "One step of BELAY", caption, fig, notes)]
 
 
-def spring(ax: Axes, start: Sequence[float], end: Sequence[float], coils: int = 9) -> None:
-    """A coil spring between two points, drawn on the page rather than in the plane of the weights."""
+def draw_spring(ax: Axes, start: Sequence[float], end: Sequence[float], coils: int = 9) -> None:
+    """Draw a coil spring between two points; its coils are even on the page, not in the plane of the weights."""
     a, b = (torch.tensor(p) for p in ax.transData.transform([start, end]))
     along = (b - a) / (b - a).norm()
     across = torch.stack((-along[1], along[0]))

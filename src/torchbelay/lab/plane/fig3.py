@@ -1,4 +1,4 @@
-"""Figure 3: four functions, six methods at the paper's learning rates; and how long they take from many starts."""
+"""Figure 3: four functions, six methods at the paper's learning rates; and the time they take from many starts."""
 
 from collections.abc import Sequence
 
@@ -15,16 +15,17 @@ from torchbelay.lab.arms import (
     PAPER_EMA,
     PAPER_SPRING,
     SGD,
-    SLOWED_ADAM,
-    SLOWED_SGD,
+    SLOW_ADAM,
+    SLOW_SGD,
     Arm,
     Lane,
 )
 from torchbelay.lab.part import Plate, Record, Settings, Tick
+from torchbelay.lab.records import rounded, select
 from torchbelay.lab.report import style
 
 from . import race, trajectories
-from .convergence import summary
+from .convergence import summarize
 from .functions import BEALE, FUNCTIONS
 
 NAME, TITLE = "fig3", "Figure 3: four functions"
@@ -33,10 +34,10 @@ PAPER = {BELAY_ADAM: 5e-2, BELAY_SGD: 1e-2, EMA_ADAM: 1e-2, EMA_SGD: 1e-3, ADAM:
 START = {"Rosenbrock": (-0.2, 0.3), "Beale": (-0.8, -0.8), "absolute": (-0.8, 0.7), "bowl": (-0.8, 0.7)}
 STEPS, COUNT = 3000, 200
 _LANES = [Lane(arm, lr) for arm, lr in PAPER.items()]
-# the controls run at the paper's rate for BELAY, of which `slowed` takes the share that BELAY makes of it
-_WITH_CONTROLS = [*_LANES, Lane(SLOWED_ADAM, PAPER[BELAY_ADAM]), Lane(SLOWED_SGD, PAPER[BELAY_SGD])]
+# the controls have the paper's nominal rate for BELAY, so their actual rate is BELAY's effective one
+_WITH_CONTROLS = [*_LANES, Lane(SLOW_ADAM, PAPER[BELAY_ADAM]), Lane(SLOW_SGD, PAPER[BELAY_SGD])]
 
-# Near Beale's saddle (X = 0, Y = 1): does momentum struggle there, and does an average help? Everything at one rate.
+# Near Beale's saddle (X = 0, Y = 1): does momentum struggle there, and does an average help? All methods have one rate.
 SADDLE, AROUND, SADDLE_LR = (-3.0, 0.5), 0.25, 0.01
 _NEAR_SADDLE = [
     Lane(arm, SADDLE_LR)
@@ -60,7 +61,7 @@ _NEAR_SADDLE = [
         ADAM,
         EMA_ADAM,
         BELAY_ADAM,
-        SLOWED_ADAM,
+        SLOW_ADAM,
     )
 ]
 
@@ -70,56 +71,61 @@ def _size(settings: Settings) -> tuple[int, int]:
 
 
 def plan(settings: Settings) -> tuple[int, str]:
-    """Paths, times from many starts, and the saddle."""
+    """Return the units of work, and one line that says what would run."""
     steps, count = _size(settings)
     line = (
-        f"6 methods on {len(FUNCTIONS)} functions at the paper's rates, from one start and from {count}; Beale's saddle"
+        f"6 methods on {len(FUNCTIONS)} functions at the paper's rates, from 1 and from {count} starts; Beale's saddle"
     )
     return steps * (len(FUNCTIONS) + 2), f"{line}, {steps:,} steps"
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
-    """Run it."""
+    """Run all methods from one start with their paths, from many starts, and from starts near the saddle."""
     steps, count = _size(settings)
     records = []
     for function in FUNCTIONS:
         records += trajectories.trace(function, [START[function.name]], _LANES, steps, tick)
     generator = torch.Generator().manual_seed(settings.seed)
-    starts = torch.stack([race.box(function, count, generator) for function in FUNCTIONS])
-    goals = [race.tolerance(function, of) for function, of in zip(FUNCTIONS, starts, strict=True)]
-    looks = range(steps)
-    outcomes = race.run(FUNCTIONS, starts, _WITH_CONTROLS, steps=steps, tolerances=goals, looks=looks, tick=tick)
+    starts = torch.stack([race.random_starts(function, count, generator) for function in FUNCTIONS])
+    goals = [race.tolerance(function, each) for function, each in zip(FUNCTIONS, starts, strict=True)]
+    outcomes = race.run(
+        FUNCTIONS, starts, _WITH_CONTROLS, steps=steps, tolerances=goals, observed=range(steps), tick=tick
+    )
     for function, goal, outcome in zip(FUNCTIONS, goals, outcomes, strict=True):
-        about = {"function": function.name, "half_width": function.half_width, "goal": trajectories.number(goal)}
-        records += _arrivals("arrival", about, _WITH_CONTROLS, outcome)
-    near = torch.tensor(SADDLE) + race.box(BEALE, count, generator, AROUND)
+        about = {
+            "function": function.name,
+            "half_width": function.half_width,
+            "goal": rounded(goal, trajectories.DIGITS),
+        }
+        records += _arrival_records("arrival", about, _WITH_CONTROLS, outcome)
+    near = torch.tensor(SADDLE) + race.random_starts(BEALE, count, generator, AROUND)
     (outcome,) = race.run(
         [BEALE],
         near[None],
         _NEAR_SADDLE,
         steps=steps,
         tolerances=[goals[FUNCTIONS.index(BEALE)]],
-        looks=looks,
+        observed=range(steps),
         tick=tick,
     )
     about = {
         "function": BEALE.name,
         "around": list(SADDLE),
         "half_width": AROUND,
-        "goal": trajectories.number(goals[1]),
+        "goal": rounded(goals[1], trajectories.DIGITS),
     }
-    return records + _arrivals("saddle", about, _NEAR_SADDLE, outcome)
+    return records + _arrival_records("saddle", about, _NEAR_SADDLE, outcome)
 
 
-def _arrivals(kind: str, about: Record, lanes: Sequence[Lane], outcome: race.Outcome) -> list[Record]:
+def _arrival_records(kind: str, about: Record, lanes: Sequence[Lane], outcome: race.Outcome) -> list[Record]:
     return [
-        {"kind": kind, **about, **lane.options(), **summary(outcome, i, int(lane.arm.averages))}
+        {"kind": kind, **about, **lane.options(), **summarize(outcome, i, int(lane.arm.averages))}
         for i, lane in enumerate(lanes)
     ]
 
 
-def stop(records: Sequence[Record]) -> int:
-    """The step near which BELAY has converged: that at which the first of its two runs on a function arrived."""
+def stop_step(records: Sequence[Record]) -> int:
+    """Return the step at which the first of BELAY's two runs on a function arrives; the last step if neither does."""
     arrived: list[int] = [
         r["arrived_at"] for r in records if r["arm"].startswith("BELAY") and r["arrived_at"] is not None
     ]
@@ -130,93 +136,111 @@ def stop(records: Sequence[Record]) -> int:
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:
-    """The trajectories, the losses, the times from many starts, and the saddle."""
+    """Draw the paths, the losses, the times from many starts, and the times from the saddle."""
     with style.house():
-        return [_paths(records), _losses(records), _times(records), _saddle(records)]
+        return [_draw_paths(records), _draw_losses(records), _draw_times(records), _draw_saddle(records)]
 
 
-def _traced(records: Sequence[Record]) -> dict[str, list[Record]]:
-    return {f.name: [r for r in records if r["kind"] == "path" and r["function"] == f.name] for f in FUNCTIONS}
+def _paths_by_function(records: Sequence[Record]) -> dict[str, list[Record]]:
+    return {function.name: select(records, "path", function=function.name) for function in FUNCTIONS}
 
 
-def _paths(records: Sequence[Record]) -> Plate:
+def _draw_paths(records: Sequence[Record]) -> Plate:
     rows, stops = [], []
-    for name, traced in _traced(records).items():
-        until = stop(traced)
+    for name, paths in _paths_by_function(records).items():
+        until = stop_step(paths)
         x0, y0 = START[name]
         x = (-1.35 * abs(x0), 1.35 * abs(x0))
         y = (-1.35 * abs(y0), 1.35 * abs(y0))
-        rows.append((name, traced, x, y, until))
+        rows.append((name, paths, x, y, until))
         stops.append(f"{name} {START[name]}, {until} steps")
     caption = (
-        "The paper's four functions, each method at the paper's own rate for it. Starts and steps: "
-        f"{'; '.join(stops)}. Stopped where the first BELAY run has arrived. Thick: w2; pale: w1; dot: the end; +: "
-        "the minimum. Note that the methods run at rates that differ by a factor of up to "
-        f"{max(PAPER.values()) / min(PAPER.values()):g}."
+        "Paths on the paper's four functions, each method at the paper's learning rate for it, until the first BELAY "
+        f"run arrives. The rates differ by a factor of up to {max(PAPER.values()) / min(PAPER.values()):g}, so the "
+        "paths compare rates as much as methods."
     )
-    fig = trajectories.path_grid(rows, lambda r: f"{r['arm']}\nlr {r['lr']:g}")
-    return Plate("fig3", TITLE, caption, fig)
+    notes = (
+        f"Starts and steps: {'; '.join(stops)}.",
+        "Thick: w2. Pale: w1. Dot: the end. +: the minimum.",
+    )
+    fig = trajectories.draw_path_grid(rows, lambda r: f"{r['arm']}\nlr {r['lr']:g}")
+    return Plate("fig3", TITLE, caption, fig, notes)
 
 
-def _losses(records: Sequence[Record]) -> Plate:
+def _draw_losses(records: Sequence[Record]) -> Plate:
     fig = style.figure(9.0, 6.0)
     axes = fig.subplots(2, 2).flat
-    for ax, (name, traced) in zip(axes, _traced(records).items(), strict=True):
-        trajectories.loss_panel(ax, traced)
-        ax.axvline(stop(traced) + 1, color="#999999", linewidth=0.8, linestyle=":")
-        ax.set_title(f"{name}, {trajectories.said_of(traced[0])}".replace("\n", ", "))
+    for ax, (name, paths) in zip(axes, _paths_by_function(records).items(), strict=True):
+        trajectories.draw_losses(ax, paths)
+        ax.axvline(stop_step(paths) + 1, color="#999999", linewidth=0.8, linestyle=":")
+        ax.set_title(f"{name}, {trajectories.describe_start(paths[0])}".replace("\n", ", "))
         ax.set_ylabel("loss")
     handles, labels = axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper center", ncols=6, fontsize=8)
-    steps = records[0]["steps"]
+    first = select(records, "path", function=FUNCTIONS[0].name)
+    rates = ", ".join(f"{r['arm']} {r['lr']:g}" for r in first)
     caption = (
-        f"The same runs, from the same starts, as losses, for {steps:,} steps, at the paper's rates (BELAY+Adam 0.05, "
-        "BELAY+SGD and EMA+Adam 0.01, the others 0.001). Thick: w2 (w1 where there is no average); pale: w1; "
-        "✕: diverged; dotted: where the paths above stop."
+        "The same runs as losses; the dotted lines mark where the paths above stop. Each method has the paper's "
+        "learning rate for it, so a curve may fall first because of its rate alone."
     )
-    return Plate("fig3-loss", "Figure 3 as losses", caption, fig)
+    notes = (
+        f"From the same starts, {first[0]['steps']:,} steps. Learning rates: {rates}.",
+        "Thick: w2 (w1 without an average). Pale: w1. ✕: diverged.",
+    )
+    return Plate("fig3-loss", "Figure 3 as losses", caption, fig, notes)
 
 
-def _times(records: Sequence[Record]) -> Plate:
+def _draw_times(records: Sequence[Record]) -> Plate:
     fig = style.figure(9.0, 4.2)
     axes = fig.subplots(1, len(FUNCTIONS), sharey=True)
     arms = [lane.arm.name for lane in _WITH_CONTROLS]
     for ax, function in zip(axes, FUNCTIONS, strict=True):
-        chosen = {r["arm"]: r for r in records if r["kind"] == "arrival" and r["function"] == function.name}
-        _dots(ax, [chosen[arm] for arm in arms])
+        by_arm = {r["arm"]: r for r in select(records, "arrival", function=function.name)}
+        _draw_medians(ax, [by_arm[arm] for arm in arms])
         ax.set_title(function.name)
     fig.supxlabel("median steps to arrive, with the share of starts that converged", fontsize=9)
-    first = next(r for r in records if r["kind"] == "arrival")
+    first = select(records, "arrival")[0]
     boxes = ", ".join(f"{f.name} ±{f.half_width:g}" for f in FUNCTIONS)
+    goals = ", ".join(f"{f.name} {f.goal:.1%}" for f in FUNCTIONS)
     caption = (
-        f"How long each method takes at the paper's rate, from {first['starts']} random starts around the minimum "
-        f"({boxes}): the median step from which on the loss stays under the goal (1% of the starts' median loss, "
-        f"0.1% for Rosenbrock), and the share of starts that converged within {first['steps']:,} steps. The last two "
-        "rows are the controls that the paper lacks: the inner optimizer alone at the learning rate that BELAY "
-        f"effectively has ({PAPER_SPRING.effective_lr_scale:.4g} of its nominal one)."
+        "The median step at which each method arrives at the paper's rate, and the share of random starts that "
+        "converge. The last two rows are controls that the paper lacks: the optimizer alone, with steps as short as "
+        "BELAY's."
     )
-    return Plate("fig3-times", "How long it takes from many starts", caption, fig)
+    notes = (
+        f"{first['starts']} random starts around the minimum ({boxes}), {first['steps']:,} steps.",
+        "A run arrives at the step after which its loss stays under the goal, a share of the starts' median loss "
+        f"({goals}).",
+        "The controls run at the learning rate that BELAY effectively has, "
+        f"{PAPER_SPRING.effective_lr_scale:.4g} of its nominal one.",
+    )
+    return Plate("fig3-times", "How long it takes from many starts", caption, fig, notes)
 
 
-def _saddle(records: Sequence[Record]) -> Plate:
+def _draw_saddle(records: Sequence[Record]) -> Plate:
     fig = style.figure(7.0, 4.2)
     ax = fig.subplots()
-    chosen = [r for r in records if r["kind"] == "saddle"]
-    _dots(ax, chosen, "median_of_arrived")
+    rows = select(records, "saddle")
+    _draw_medians(ax, rows, "median_of_arrived")
     ax.set_xlabel("median steps of those that arrive at the minimum, with the share of starts that converged")
+    (sgd,) = select(rows, "saddle", arm=SGD.name)
     caption = (
-        f"Beale's function from {chosen[0]['starts']} starts within ±{AROUND:g} of its saddle at {SADDLE}, "
-        f"everything at learning rate {SADDLE_LR:g}, {chosen[0]['steps']:,} steps: SGD and Adam with and without "
-        "momentum, and momentum with an average, and at the rate that BELAY effectively has. About half of the "
-        "starts roll off the other side of the saddle."
+        "The median steps of the runs that reach the minimum from near Beale's saddle, and the share of starts that "
+        f"converge. With SGD {sgd['converged']:.0%} of the starts do; runs may also leave the saddle on its other side."
     )
-    return Plate("fig3-saddle", "Starting at a saddle", caption, fig)
+    notes = (
+        f"{sgd['starts']} starts within ±{AROUND:g} of the saddle at {SADDLE}, {sgd['steps']:,} steps, every method at "
+        f"learning rate {SADDLE_LR:g}.",
+        "SGD and Adam with and without momentum, momentum with an average, and momentum and Adam at the rate that "
+        "BELAY effectively has.",
+    )
+    return Plate("fig3-saddle", "Starting at a saddle", caption, fig, notes)
 
 
-def _dots(ax: Axes, chosen: Sequence[Record], field: str = "median_arrival") -> None:
-    """A row for each arm: a dot at its median, or a cross at the right edge where there is none."""
-    steps = chosen[0]["steps"]
-    for y, r in enumerate(chosen):
+def _draw_medians(ax: Axes, rows: Sequence[Record], field: str = "median_arrival") -> None:
+    """Draw one row per arm: a dot at its median, or a cross at the right edge if it has none."""
+    steps = rows[0]["steps"]
+    for y, r in enumerate(rows):
         hue, median = style.colour(r["arm"]), r[field]
         arrived = median is not None
         at = max(1, median) if arrived else 1.6 * steps
@@ -232,6 +256,6 @@ def _dots(ax: Axes, chosen: Sequence[Record], field: str = "median_arrival") -> 
             va="center",
             fontsize=8,
         )
-    ax.set(xscale="log", xlim=(0.8, 2.6 * steps), ylim=(len(chosen) - 0.4, -0.6))
-    ax.set_yticks(range(len(chosen)), [r["arm"].replace(" at BELAY's", "\nat BELAY's") for r in chosen], fontsize=8)
+    ax.set(xscale="log", xlim=(0.8, 2.6 * steps), ylim=(len(rows) - 0.4, -0.6))
+    ax.set_yticks(range(len(rows)), [r["arm"].replace(" at BELAY's", "\nat BELAY's") for r in rows], fontsize=8)
     ax.grid(axis="y", visible=False)

@@ -14,12 +14,12 @@ class Function:
     formula: str
     value: Callable[[Tensor, Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    curvature: float | None  # the largest one at the minimum; None where there is none
-    half_width: float  # of the box around the minimum from which starts are drawn
-    goal: float = 1e-2  # the share of the median loss at the start under which a run has arrived
+    curvature: float | None  # the largest at the minimum; None if the function has none
+    half_width: float  # of the box around the minimum in which runs start
+    goal: float = 1e-2  # a run has arrived if its loss is under this share of the starts' median loss
 
     def __call__(self, w: Tensor) -> Tensor:
-        """The loss of points whose last dimension is (x, y)."""
+        """Return the loss of points whose last dimension is (x, y)."""
         return self.value(w[..., 0], w[..., 1])
 
     def gradient_(self, w: Tensor, out: Tensor) -> None:
@@ -27,7 +27,7 @@ class Function:
         out[..., 0], out[..., 1] = self.gradient(w[..., 0], w[..., 1])
 
 
-# Rosenbrock as printed, (a − x)² + b(x − y²)² with a = 0, b = 100. It is not the textbook's (erratum E9): at its
+# Rosenbrock as printed, (a − x)² + b(x − y²)² with a = 0, b = 100. The textbook's differs (erratum E9): here, at the
 # minimum the curvatures are 202 along x and 0 along y, and the valley x = y² is quartic.
 
 
@@ -40,8 +40,8 @@ def _rosenbrock_gradient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return 2 * x + 200 * off, -400 * y * off
 
 
-# Beale, moved by (3, ½) so that its minimum is at the origin: Σ (cᵢ − X + X·Yⁱ)² over i = 1, 2, 3. The saddle that the
-# paper speaks of is at X = 0, Y = 1.
+# Beale, moved by (3, ½) so that its minimum is at the origin: Σ (cᵢ − X + X·Yⁱ)² over i = 1, 2, 3. The paper's
+# saddle is at X = 0, Y = 1.
 
 _BEALE = ((1.5, 1), (2.25, 2), (2.625, 3))
 
@@ -101,3 +101,12 @@ ABSOLUTE = Function("absolute", "|x|/10 + |y|", _absolute, _absolute_gradient, c
 BOWL = Function("bowl", "((x + y/10)² + (x − y/10)²)/10", _bowl, _bowl_gradient, curvature=0.4, half_width=1.0)
 
 FUNCTIONS = (ROSENBROCK, BEALE, ABSOLUTE, BOWL)
+
+
+def find_function(name: str) -> Function:
+    """Return the function with the name that a record gives.
+
+    >>> find_function("bowl").formula
+    '((x + y/10)² + (x − y/10)²)/10'
+    """
+    return next(function for function in FUNCTIONS if function.name == name)

@@ -1,6 +1,6 @@
-"""Every method of the coupling table beside an independent program, in its own variables and without couplings.
+"""Independent programs for the methods of the coupling table, in their own variables and without couplings.
 
-A program takes gradient steps on Rosenbrock's function and averages as its source does: torch's own optimizers and
+A program takes gradient steps on Rosenbrock's function and averages as its source does: torch's optimizers and
 averages, the schedulefree package, or a few lines written from the method's definition.
 """
 
@@ -25,18 +25,18 @@ LR = 1e-3  # stable for all of them on Rosenbrock's function, momentum 0.9 inclu
 DECAY = 0.95
 MOMENTUM = 0.9
 
-Program = Callable[[Tensor], Iterator[tuple[Tensor, Tensor | None]]]  # yields (w1, w2 if it has one) for ever
+Program = Callable[[Tensor], Iterator[tuple[Tensor, Tensor | None]]]  # yields (w1, w2 or None) without end
 
 
 def gradient(w: Tensor, function: Function = ROSENBROCK) -> Tensor:
-    """The gradient at points whose last dimension is (x, y)."""
+    """Return the gradient at points whose last dimension is (x, y)."""
     out = torch.empty_like(w)
     function.gradient_(w, out=out)
     return out
 
 
 def _step(w: Tensor) -> Tensor:
-    """Where gradient descent goes from here."""
+    """Take one step of gradient descent."""
     return w - LR * gradient(w)
 
 
@@ -56,7 +56,7 @@ def _belay(k: float, m1: float, m2: float, follow: str = "before") -> Program:
 
 
 def centre_of_mass(k: float, m1: float, m2: float) -> Program:
-    """What BELAY comes to: a lagged EMA of the centre of mass z, with gradients taken beyond z, away from the EMA."""
+    """BELAY in another form: a lagged EMA of the centre of mass z, with gradients taken beyond z, away from the EMA."""
     share, rate, theta = (1 - k / (2 * m1)) * m1 / (m1 + m2), k / 2 * (1 / m1 + 1 / m2), m2 / m1
 
     def run(z: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -88,7 +88,7 @@ def quasi_hyperbolic(beta: float, nu: float, lr: float) -> Program:
 
 
 def _torch_sgd(**options: Any) -> Program:
-    """torch's own optimizer."""
+    """SGD of torch."""
 
     def run(w: Tensor) -> Iterator[tuple[Tensor, None]]:
         parameter = nn.Parameter(w.clone())
@@ -102,7 +102,7 @@ def _torch_sgd(**options: Any) -> Program:
 
 
 def _torch_average(*, copies: bool, **options: Any) -> Program:
-    """torch's own average of the weights; it `copies` the start by a first update."""
+    """The averaged model of torch; with `copies`, a first update copies the start."""
 
     def run(w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         model = nn.ParameterList([nn.Parameter(w.clone())])
@@ -120,12 +120,12 @@ def _torch_average(*, copies: bool, **options: Any) -> Program:
 
 
 def torch_ema() -> Program:
-    """torch's own EMA, Eq. 1: its first update is a copy of the start."""
+    """The EMA of torch, Eq. 1; its first update copies the start."""
     return _torch_average(copies=True, multi_avg_fn=get_ema_multi_avg_fn(DECAY))  # type: ignore[no-untyped-call]
 
 
 def _torch_swa() -> Program:
-    """torch's own uniform average."""
+    """The uniform average of torch."""
     return _torch_average(copies=False, avg_fn=get_swa_avg_fn())  # type: ignore[no-untyped-call]
 
 
@@ -181,7 +181,7 @@ def _lookahead(k: int, alpha: float) -> Program:
 
 
 def _switch_ema(decay: float, every: int) -> Program:
-    """An EMA that the weights jump onto every so many steps."""
+    """An EMA that replaces the weights every `every` steps."""
 
     def run(w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         average = w
@@ -195,7 +195,7 @@ def _switch_ema(decay: float, every: int) -> Program:
 
 
 def _primal_averaging(mu_x: float, mu_y: float) -> Program:
-    """x an average of z, gradients at y between the two."""
+    """Primal averaging: x is an average of z, and gradients are taken at y between the two."""
 
     def run(z: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         x = y = z
@@ -236,14 +236,14 @@ def _schedule_free_package(beta: float, package: Any) -> Program:
             optimizer.eval()
             x = parameter.detach().clone()
             optimizer.train()
-            parameter.data.copy_(y)  # there and back again would cost a digit
+            parameter.data.copy_(y)  # train() and eval() would round it
             yield y, x
 
     return run
 
 
 def _schedule_free_program(beta: float) -> tuple[Program, str]:
-    """The authors' package where it is installed, else the definition."""
+    """Return the authors' package if it is installed, else the definition; and the name of which."""
     try:
         package = importlib.import_module("schedulefree")
     except ImportError:
@@ -256,18 +256,18 @@ def _schedule_free_program(beta: float) -> tuple[Program, str]:
 
 @dataclass(frozen=True)
 class Row:
-    """A method of the table, and who it is compared with."""
+    """A method of the table, and the program that it is compared with."""
 
     name: str
     method: Method
     program: Program
-    against: str  # what the program is
+    against: str  # the source of the program
 
 
 def table() -> list[Row]:
-    """Every row of the coupling table."""
-    schedule_free, whose = _schedule_free_program(MOMENTUM)
-    defined = "its definition"
+    """Return every row of the coupling table."""
+    schedule_free, source = _schedule_free_program(MOMENTUM)
+    definition = "its definition"
     return [
         Row("BELAY", PAPER_SPRING, _belay(PAPER_SPRING.k, PAPER_SPRING.m1, PAPER_SPRING.m2), "Algorithm 1"),
         Row(
@@ -282,19 +282,19 @@ def table() -> list[Row]:
             torch_ema(),
             "torch AveragedModel",
         ),
-        Row("EMA, lagged", methods.ema(DECAY, follow="before"), _lagged_ema, defined),
+        Row("EMA, lagged", methods.ema(DECAY, follow="before"), _lagged_ema, definition),
         Row("SWA", methods.swa(), _torch_swa(), "torch AveragedModel"),
         Row("power EMA", methods.power_ema(gamma=6.94), _power(6.94), "the weighted sum"),
-        Row("EASGD", methods.easgd(0.1), _easgd(0.1), defined),
-        Row("Lookahead", methods.lookahead(k=6, alpha=0.5), _lookahead(6, 0.5), defined),
-        Row("Switch EMA", methods.switch_ema(decay=0.9, every=10), _switch_ema(0.9, 10), defined),
+        Row("EASGD", methods.easgd(0.1), _easgd(0.1), definition),
+        Row("Lookahead", methods.lookahead(k=6, alpha=0.5), _lookahead(6, 0.5), definition),
+        Row("Switch EMA", methods.switch_ema(decay=0.9, every=10), _switch_ema(0.9, 10), definition),
         Row("heavy ball", methods.heavy_ball(MOMENTUM), _torch_sgd(momentum=MOMENTUM), "torch SGD"),
         Row("Nesterov", methods.nesterov(MOMENTUM), _torch_sgd(momentum=MOMENTUM, nesterov=True), "torch SGD"),
         Row(
             "primal averaging",
             methods.primal_averaging(mu_x=0.95, mu_y=0.8),
             _primal_averaging(0.95, 0.8),
-            defined,
+            definition,
         ),
-        Row("schedule-free", methods.schedule_free(MOMENTUM), schedule_free, whose),
+        Row("schedule-free", methods.schedule_free(MOMENTUM), schedule_free, source),
     ]

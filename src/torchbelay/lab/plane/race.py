@@ -1,8 +1,9 @@
-"""Many starts, learning rates and methods side by side, as rows of one tensor, through the library as users have it.
+"""Train from many starts, at many learning rates, with many methods at once, as rows of one tensor.
 
-Every lane (an arm at a learning rate) is one parameter of a torch optimizer, a group to a learning rate, and holds all
-starts; a `Belay` on the optimizer gives each lane its own method. SGD and Adam work element by element, so that no row
-knows of another. The parameters are views of one tensor, and so the gradient of all rows is one computation.
+Runs go through the library as users have it. Every lane (an arm at a learning rate) is one parameter of a torch
+optimizer and holds all starts. There is one parameter group per learning rate, and a `Belay` on the optimizer gives
+each lane its own method. SGD and Adam work element by element, so rows do not affect one another. The parameters are
+views of one tensor, so the gradient of all rows is one computation.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -19,8 +20,8 @@ from torchbelay.lab.threads import one_thread
 
 from .functions import Function
 
-OUT_OF_SIGHT = 1e6  # a weight that far from the minimum will not come back: the row has diverged
-REMEMBERED = 0.9  # a row that stays under the tolerance from here to the end has arrived
+FAR = 1e6  # a row has diverged if a weight is this far from the minimum: it will not come back
+LATEST_ARRIVAL = 0.9  # a row has converged if it arrives by this share of the run
 
 INNER: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": torch.optim.SGD,
@@ -32,17 +33,17 @@ INNER: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass
 class Outcome:
-    """What became of every row; tensors of (lanes, starts), of w1 and of w2 (w1 again where nothing is averaged)."""
+    """The result of every row: tensors of (lanes, starts), for w1 and for w2 (w1 again in lanes without an average)."""
 
-    loss: tuple[Tensor, Tensor]  # at the end; inf where it is not a number
-    worst: tuple[Tensor, Tensor]  # the largest on the way
-    arrived: tuple[Tensor, Tensor]  # the step from which on the loss stays under the tolerance; `steps + 1`: never
-    diverged: Tensor  # the step at which w1 was out of sight; `steps + 1`: never
+    loss: tuple[Tensor, Tensor]  # at the end; inf if it is not a number
+    worst: tuple[Tensor, Tensor]  # the largest loss of the run
+    arrived: tuple[Tensor, Tensor]  # the step after which the loss stays under the tolerance; `steps + 1`: never
+    diverged: Tensor  # the step at which w1 was too far; `steps + 1`: never
     steps: int
 
     def converged(self, which: int = 1) -> Tensor:
-        """Whether a row stays under the tolerance in the last tenth of the run and never went out of sight."""
-        return (self.arrived[which] <= REMEMBERED * self.steps) & ~self.lost
+        """Whether a row stays under the tolerance in the last tenth of the run, and never diverged."""
+        return (self.arrived[which] <= LATEST_ARRIVAL * self.steps) & ~self.lost
 
     @property
     def lost(self) -> Tensor:
@@ -54,7 +55,7 @@ class Race(nn.Module):
     """All lanes at their starts, ready to step."""
 
     def __init__(self, functions: Sequence[Function], starts: Tensor, lanes: Sequence[Lane]) -> None:
-        """Starts are (functions, starts, 2): each function has its own."""
+        """Place all lanes at their starts, (functions, starts, 2): each function has starts of its own."""
         super().__init__()
         self.functions, self.lanes = functions, lanes
         self.w = starts.to(torch.float64).expand(len(lanes), *starts.shape).clone()
@@ -82,7 +83,7 @@ class Race(nn.Module):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One optimizer step of everything."""
+        """Take one optimizer step in all rows."""
         for i, function in enumerate(self.functions):
             function.gradient_(self.w[:, i], out=self.grad[:, i])
         for optimizer in self.optimizers:
@@ -90,7 +91,7 @@ class Race(nn.Module):
 
     @torch.no_grad()
     def w2(self) -> Tensor:
-        """The averages; w1 itself in lanes without one."""
+        """Return the averages; w1 itself in lanes without one."""
         return self._averaged(list(self.belays))
 
     def _averaged(self, belays: list[Belay]) -> Tensor:
@@ -101,19 +102,21 @@ class Race(nn.Module):
 
     @torch.no_grad()
     def losses(self, w: Tensor) -> Tensor:
-        """(lanes, functions, starts); what is not a number counts as infinite."""
+        """Return the losses, (lanes, functions, starts); NaN counts as infinite."""
         per_function = [function(w[:, i]) for i, function in enumerate(self.functions)]
         return torch.stack(per_function, dim=1).nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
-def box(function: Function, count: int, generator: torch.Generator, half_width: float | None = None) -> Tensor:
-    """Starts spread evenly over the square around the minimum: (count, 2)."""
+def random_starts(
+    function: Function, count: int, generator: torch.Generator, half_width: float | None = None
+) -> Tensor:
+    """Return starts spread evenly over the square around the minimum: (count, 2)."""
     unit = torch.rand(count, 2, generator=generator, dtype=torch.float64) * 2 - 1
     return unit * (function.half_width if half_width is None else half_width)
 
 
 def tolerance(function: Function, starts: Tensor) -> float:
-    """The loss below which a row has arrived: a share of the median one at the start."""
+    """Return the loss under which a row has arrived: a share of the median loss of the starts."""
     return function.goal * float(function(starts).median())
 
 
@@ -125,14 +128,14 @@ def run(
     *,
     steps: int,
     tolerances: Sequence[float],
-    looks: Container[int],
+    observed: Container[int],
     tick: Callable[[int], object] = lambda n: None,
     watch: Callable[[int, Tensor, Tensor], object] | None = None,
 ) -> list[Outcome]:
-    """Train all lanes from all starts; one outcome for each function.
+    """Train all lanes from all starts; return one outcome per function.
 
-    After the steps in `looks`, and after the last, it is seen where everything is; `watch(step, w1, w2)` sees it too,
-    as (lanes, functions, starts, 2).
+    Losses are computed after the steps in `observed` and after the last step. `watch(step, w1, w2)` is called at the
+    same steps with the weights and averages, (lanes, functions, starts, 2).
     """
     race = Race(functions, starts, lanes)
     within = torch.tensor(tolerances, dtype=torch.float64)[:, None]
@@ -144,7 +147,7 @@ def run(
         if step:
             race.step()
             tick(1)
-        if step not in looks and step != steps:
+        if step not in observed and step != steps:
             continue
         points = (race.w, race.w2())
         if watch is not None:
@@ -155,8 +158,8 @@ def run(
             torch.where(loss <= within, since.clamp_max(step), never)
             for since, loss in zip(arrived, losses, strict=True)
         ]
-        in_sight = race.w.abs().amax(-1) < OUT_OF_SIGHT  # of what is not a number this is false
-        diverged = torch.where(in_sight, diverged, diverged.clamp_max(step))
+        near = race.w.abs().amax(-1) < FAR  # false for NaN
+        diverged = torch.where(near, diverged, diverged.clamp_max(step))
     return [
         Outcome(
             (losses[0][:, i], losses[1][:, i]),

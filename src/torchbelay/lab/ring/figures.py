@@ -11,44 +11,52 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE
 from torchbelay.lab.part import Plate, Record
+from torchbelay.lab.records import select
 from torchbelay.lab.report import style
+from torchbelay.lab.report.words import listed
 from torchbelay.lab.statistics import CONFIDENCE, WORKS
 
 from .mixture import NEAR
-from .statistics import MIXTURE, TUNED, Key, Table
+from .statistics import MIXTURE, TUNED, Key, RunTable
 
 _MARKERS = {PLAIN: "s", EMA: "o", MATCHED: "D", BELAY: "^", REPULSIVE: "v"}
 _SPRINGS = ((style.BELAY_COLOUR, "^"), ("#F0A860", "o"), ("#7A3500", "s"))  # shades of BELAY's colour for its settings
 
 
-def plates(records: Sequence[Record]) -> list[Plate]:
-    """All of them."""
-    about = next(record for record in records if record["kind"] == "protocol")
-    table = Table(record for record in records if record["kind"] == "run")
-    pairs, widths, samples = ([r for r in records if r["kind"] == kind] for kind in ("pair", "width", "samples"))
+def draw_plates(records: Sequence[Record]) -> list[Plate]:
+    """Draw all figures."""
+    (about,) = select(records, "protocol")
+    table = RunTable(select(records, "run"))
+    pairs, widths, samples = (select(records, kind) for kind in ("pair", "width", "samples"))
     with style.house():
         return [
-            _curves(about, table, pairs),
-            _pairs(about, pairs),
-            _ranges(about, widths, pairs),
-            _samples(about, samples),
+            _draw_curves(about, table, pairs),
+            _draw_pairs(about, pairs),
+            _draw_ranges(about, widths, pairs),
+            _draw_samples(about, samples),
         ]
 
 
 def _colour(name: str) -> str:
     arm = name.removesuffix(TUNED)
-    return style.MOMENTUM_COLOUR if arm == REPULSIVE else style.colour(arm)  # momentum, too, is a spring that repels
+    return style.MOMENTUM_COLOUR if arm == REPULSIVE else style.colour(arm)  # momentum is a repulsive spring, too
 
 
-def _runs(about: Record) -> str:
+def _describe_runs(about: Record) -> str:
     return (
         f"Networks of {about['weights']:,} weights, {about['steps']:,} steps of Adam on batches of {about['batch']}, "
-        f"{about['seeds']} seeds with the same start and batches for every method and rate; the last weights."
+        f"{about['seeds']} seeds with the same start and batches for every method and rate. The last weights are "
+        "judged."
     )
 
 
-def _said(pair: Record) -> str:
-    """A ratio with its interval."""
+def _format_mean(pair: Record) -> str:
+    """Return a ratio without its interval."""
+    return "lost" if pair["ratio"] is None else f"{pair['ratio']:.3g}"
+
+
+def _format_ratio(pair: Record) -> str:
+    """Return a ratio with its interval."""
     if pair["ratio"] is None:
         return "lost"
     return f"{pair['ratio']:.3g} ({pair['low']:.3g} to {pair['high']:.3g})"
@@ -60,7 +68,7 @@ def _theta(setting: str) -> float:
 
 
 def _ticks(axis: Any, places: Sequence[float]) -> None:
-    """Numbers as people write them, at these places alone."""
+    """Write plain numbers, at these places only."""
     axis.set_major_locator(FixedLocator(list(places)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -69,10 +77,11 @@ def _ticks(axis: Any, places: Sequence[float]) -> None:
 # Loss against learning rate -------------------------------------------------------------------------------------------
 
 
-def _curves(about: Record, table: Table, pairs: Sequence[Record]) -> Plate:
+def _draw_curves(about: Record, table: RunTable, pairs: Sequence[Record]) -> Plate:
     springs, emas = table.settings(BELAY), table.settings(EMA)
-    runs = [run for key in table.keys for lr in table.lrs for run in table.at(key, lr).values()]
+    runs = [run for key in table.keys for lr in table.lrs for run in table.runs(key, lr).values()]
     lowest = min((run["test"] for run in runs if run["test"] is not None), default=about["linear"])
+    failures, diverged = (sum(run[field] for run in runs) for field in ("failed", "diverged"))
     top = 2 * about["linear"]
     fig = style.figure(9.0, 0.8 + 2.7 * len(springs))
     axes: Any = fig.subplots(len(springs), 2, sharex=True, sharey=True, squeeze=False)
@@ -83,7 +92,7 @@ def _curves(about: Record, table: Table, pairs: Sequence[Record]) -> Plate:
         for ax, effective in zip(row, (False, True), strict=True):
             ax.axhline(about["linear"], color="#333333", linewidth=1, linestyle=(0, (1, 1.5)))
             for key in keys:
-                _curve(ax, table, key, effective=effective, top=top)
+                _draw_curve(ax, table, key, effective=effective, top=top)
         row[0].set_title(
             f"BELAY with {spring}{', as in the paper on MNIST' if i == 0 else ''} (θ = {_theta(spring):g})"
         )
@@ -100,28 +109,35 @@ def _curves(about: Record, table: Table, pairs: Sequence[Record]) -> Plate:
     )
     axes[-1, 0].set_xlabel("nominal learning rate")
     axes[-1, 1].set_xlabel("effective learning rate")
-    ends = [
-        f"{_said(pair)} at θ = {_theta(pair['one_setting']):g} ({pair['one_setting']})"
-        for pair in _of(pairs, "high_effective", BELAY, MATCHED)
-    ]
+    ends = select(pairs, "pair", scope="high_effective", one=BELAY, other=MATCHED)
+    intervals = [f"{_format_ratio(p)} at {p['one_setting']} (θ = {_theta(p['one_setting']):g})" for p in ends]
+    reach = listed([_format_mean(p) for p in ends])
     caption = (
-        "Mean squared distance to the exact denoiser, weighted as the training loss, on "
-        f"{about['triples']:,} fixed noisy points, of the average (w2; w1 for no averaging): median of the seeds, and "
-        f"the band of their middle half. {_runs(about)} Each row has a spring, its matched EMA (same effective rate "
-        "and memory: the difference is BELAY itself), and the EMA that it would be with an infinitely heavy model; "
-        "dotted, BELAY's own weights w1. Right: against the rate at which a constant gradient moves the weights. A "
-        "cross: at least half of the runs failed, with a loss above 0.9 of the best linear denoiser's; a triangle at "
-        f"the top: the median is out of sight. Of {len(runs)} results {sum(run['failed'] for run in runs)} are "
-        f"failures, {sum(run['diverged'] for run in runs)} of them not finite. The largest effective rate at which "
-        f"BELAY works (as in the chart of ranges), over that of its matched EMA: {'; '.join(ends)}."
+        f"Excess loss over the exact denoiser, for {len(springs)} springs and their controls, against the nominal "
+        f"(left) and the effective learning rate (right). In the effective rate, BELAY works up to {reach} times the "
+        "largest rate of its matched EMA."
     )
-    return Plate("ring-curves", "Loss against learning rate", caption, fig)
+    notes = (
+        f"{_describe_runs(about)} Lines: the median of the seeds, for the average (w2; w1 for no averaging). Bands: "
+        "their middle half. Dotted: BELAY's own weights w1.",
+        "The excess loss is the mean squared distance to the exact denoiser, weighted as the training loss, on "
+        f"{about['triples']:,} fixed noisy points. The effective rate is the rate at which a constant gradient moves "
+        "the weights.",
+        "Each row has a spring, its matched EMA (same effective rate and memory: the difference is BELAY's feedback), "
+        "and the EMA that the spring is with an infinitely heavy model.",
+        f"Cross: at least half of the runs failed, with a loss above {about['failed_above'] / about['linear']:.2g} of "
+        f"the best linear denoiser's. Triangle at the top: the median is above the frame. Of {len(runs)} results "
+        f"{failures} are failures, {diverged} of them not finite.",
+        "The largest effective rate at which BELAY works (see the figure of ranges), over that of its matched EMA: "
+        f"{'; '.join(intervals)}.",
+    )
+    return Plate("ring-curves", "Loss against learning rate", caption, fig, notes)
 
 
-def _curve(ax: Axes, table: Table, key: Key, *, effective: bool, top: float) -> None:
+def _draw_curve(ax: Axes, table: RunTable, key: Key, *, effective: bool, top: float) -> None:
     scale = table.scale(key) if effective else 1.0
     x = [lr * scale for lr in table.lrs]
-    losses = [_known(table.tests(key, lr)) for lr in table.lrs]
+    losses = [_fill_lost(table.tests(key, lr)) for lr in table.lrs]
     middle = [min(median(each), top) for each in losses]
     quarters = [_quarters(each, top) for each in losses]
     hue = _colour(key[0])
@@ -129,18 +145,18 @@ def _curve(ax: Axes, table: Table, key: Key, *, effective: bool, top: float) -> 
     ax.fill_between(x, [q[0] for q in quarters], [q[1] for q in quarters], color=hue, alpha=0.15, linewidth=0)
     ax.plot(x, middle, color=hue, marker=_MARKERS[key[0]], markersize=4, label=key[0] + setting)
     if key[0] == BELAY:
-        own = [median(_known(run["w1_test"] for run in table.at(key, lr).values())) for lr in table.lrs]
+        own = [median(_fill_lost(run["w1_test"] for run in table.runs(key, lr).values())) for lr in table.lrs]
         ax.plot(x, [min(each, top) for each in own], ":", color=hue, linewidth=1.1)
     for place, each, lr in zip(x, middle, table.lrs, strict=True):
-        failed = [run["failed"] for run in table.at(key, lr).values()]
+        failed = [run["failed"] for run in table.runs(key, lr).values()]
         if each >= top:
             ax.plot(place, top, marker="^", color=hue, markersize=8, markeredgecolor="white", clip_on=False, zorder=3)
         elif 2 * sum(failed) >= len(failed):
             ax.plot(place, each, marker="X", color=hue, markersize=9, markeredgecolor="white", zorder=3)
 
 
-def _known(losses: Iterable[float | None]) -> list[float]:
-    """A run that was lost is infinitely far up."""
+def _fill_lost(losses: Iterable[float | None]) -> list[float]:
+    """Replace the loss of a lost run by infinity."""
     return [math.inf if loss is None else loss for loss in losses]
 
 
@@ -152,12 +168,8 @@ def _quarters(values: Sequence[float], top: float) -> tuple[float, float]:
 # Paired differences ---------------------------------------------------------------------------------------------------
 
 
-def _of(pairs: Sequence[Record], scope: str, one: str, other: str) -> list[Record]:
-    return [p for p in pairs if (p["scope"], p["one"], p["other"]) == (scope, one, other)]
-
-
-def _pairs(about: Record, pairs: Sequence[Record]) -> Plate:
-    chosen = [pair for pair in pairs if pair["scope"] == "chosen"]
+def _draw_pairs(about: Record, pairs: Sequence[Record]) -> Plate:
+    contests = select(pairs, "pair", scope="chosen")
     margin = next((pair["margin"] for pair in pairs if pair["margin"]), 1.0)
     fig = style.figure(9.0, 5.4)
     halves: Any = fig.subfigures(1, 2, width_ratios=(1.1, 1))
@@ -165,46 +177,52 @@ def _pairs(about: Record, pairs: Sequence[Record]) -> Plate:
     forest = left.subplots()
     forest.axvspan(1 / margin, margin, color="#e9e9e9", zorder=0)
     forest.axvline(1, color="#333333", linewidth=0.8)
-    _forest(forest, chosen)
+    _draw_forest(forest, contests)
     forest.set_title("each at the rate and setting that it chose", fontsize=9)
     stacked: Any = right.subplots(2, 1, sharex=True, sharey=True)
     for ax, other in zip(stacked, (EMA, MATCHED), strict=True):
         ax.axhspan(1 / margin, margin, color="#e9e9e9", zorder=0)
         ax.axhline(1, color="#333333", linewidth=0.8)
-        _along(ax, _of(pairs, "rate", BELAY, other))
+        _draw_rates(ax, select(pairs, "pair", scope="rate", one=BELAY, other=other))
         ax.set_title(f"BELAY ÷ {other}, at the same nominal rate", fontsize=9)
     stacked[0].legend(fontsize=8, loc="upper left", labelspacing=0.3)
     stacked[0].set(xscale="log", yscale="log")
     _ticks(stacked[0].yaxis, (0.5, 0.7, 1, 1.5, 2, 3, 5))
     stacked[1].set_xlabel("nominal learning rate")
     caption = (
-        f"Ratios of excess test losses, seed by seed: geometric mean and its {CONFIDENCE:.0%} t-interval; below 1 the "
-        f"first named is better. {_runs(about)} Left: rate and setting are chosen by the validation loss of half of "
-        "the seeds and judged by the test loss of the other half, both ways round; in brackets the trials that each "
-        f"side chose from. Grey: within {margin - 1:.0%}, which counts as equal where a test of equivalence (two "
-        f"one-sided t-tests at {1 - CONFIDENCE:.0%}) says so. Intervals are not widened for their number. "
-        f"{_sentence(chosen)}"
+        "Ratios of excess test losses, seed by seed; below 1 the method named first is better. "
+        f"{_describe_belay(contests, BELAY + TUNED)}"
     )
-    return Plate("ring-pairs", "BELAY against its controls, seed by seed", caption, fig)
+    notes = (
+        f"Geometric mean and {CONFIDENCE:.0%} t-interval; intervals are not widened for their number. "
+        f"{_describe_runs(about)}",
+        "Left: rate and setting are chosen by the validation loss of half of the seeds and judged by the test loss of "
+        "the other half, both ways round. In brackets: the trials of each side.",
+        f"Grey: within {margin - 1:.0%}. Two methods count as equal if a test of equivalence says so (two one-sided "
+        f"t-tests at {1 - CONFIDENCE:.0%}).",
+        _describe_belay(contests, BELAY),
+    )
+    title = "BELAY against its controls, seed by seed"
+    return Plate("ring-pairs", title, caption.strip(), fig, tuple(filter(None, notes)))
 
 
-def _forest(ax: Axes, chosen: Sequence[Record]) -> None:
-    for at, pair in enumerate(reversed(chosen)):
+def _draw_forest(ax: Axes, contests: Sequence[Record]) -> None:
+    for at, pair in enumerate(reversed(contests)):
         hue = _colour(pair["one"])
         if pair["ratio"] is None:
             ax.annotate("lost", (1, at), color=hue, fontsize=8, va="center", ha="center")
             continue
         ax.plot([pair["low"], pair["high"]], [at, at], color=hue, linewidth=2.4, solid_capstyle="butt")
         ax.plot(pair["ratio"], at, _MARKERS[pair["one"].removesuffix(TUNED)], color=hue, markersize=5)
-    labels = [f"{p['one']}\n÷ {p['other']} ({p['trials'][0]} : {p['trials'][1]})" for p in reversed(chosen)]
-    ax.set_yticks(range(len(chosen)), labels, fontsize=8)
-    ax.set(xscale="log", xlabel="ratio of excess test losses", ylim=(-0.6, len(chosen) - 0.4))
+    labels = [f"{p['one']}\n÷ {p['other']} ({p['trials'][0]} : {p['trials'][1]})" for p in reversed(contests)]
+    ax.set_yticks(range(len(contests)), labels, fontsize=8)
+    ax.set(xscale="log", xlabel="ratio of excess test losses", ylim=(-0.6, len(contests) - 0.4))
     ax.grid(axis="y", visible=False)
     _ticks(ax.xaxis, (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2))
 
 
-def _along(ax: Axes, pairs: Sequence[Record]) -> None:
-    """The ratio at every learning rate, a line to a spring."""
+def _draw_rates(ax: Axes, pairs: Sequence[Record]) -> None:
+    """Draw the ratio at every learning rate, one line per spring."""
     springs = list(dict.fromkeys(pair["one_setting"] for pair in pairs))
     for spring, (hue, marker) in zip(springs, _SPRINGS, strict=True):
         row = [pair for pair in pairs if pair["one_setting"] == spring and pair["ratio"] is not None]
@@ -214,20 +232,21 @@ def _along(ax: Axes, pairs: Sequence[Record]) -> None:
         ax.errorbar(x, y, yerr=reach, color=hue, marker=marker, markersize=4, capsize=2, label=label)
 
 
-def _sentence(chosen: Sequence[Record]) -> str:
-    """What became of BELAY, in words."""
-    words = {"equal": "as good as equal to", "lower": "better than", "higher": "worse than", "open": "not told from"}
-    told = []
-    for name in (BELAY, BELAY + TUNED):
-        found = [p for p in chosen if p["one"] == name and p["other"] != PLAIN and p["reading"] in words]
-        told += [f"{p['one']} is {words[p['reading']]} {p['other']}: {_said(p)}" for p in found]
-    return "; ".join(told) + "." if told else ""
+def _describe_belay(contests: Sequence[Record], name: str) -> str:
+    """Return one sentence that compares a BELAY with its controls; empty if all comparisons were lost."""
+    words = {"equal": "equal to", "lower": "better than", "higher": "worse than", "open": "not distinguishable from"}
+    readings = [
+        f"{words[p['reading']]} {p['other']} ({p['ratio']:.3g}; {p['low']:.3g} to {p['high']:.3g})"
+        for p in select(contests, "pair", one=name)
+        if p["other"] != PLAIN and p["reading"] in words
+    ]
+    return f"{name} is {listed(readings)}." if readings else ""
 
 
 # Ranges that work -----------------------------------------------------------------------------------------------------
 
 
-def _ranges(about: Record, widths: Sequence[Record], pairs: Sequence[Record]) -> Plate:
+def _draw_ranges(about: Record, widths: Sequence[Record], pairs: Sequence[Record]) -> Plate:
     own = [width for width in widths if width["against"] == "own"][::-1]
     best = {(w["arm"], w["setting"]): w for w in widths if w["against"] == "best"}
     fig = style.figure(9.0, 0.9 + 0.36 * len(own))
@@ -243,7 +262,9 @@ def _ranges(about: Record, widths: Sequence[Record], pairs: Sequence[Record]) ->
                         at, high - low, left=low, height=height, color=_colour(width["arm"]), alpha=alpha, linewidth=0
                     )
             if width["low"] is not None:
-                least = "≥" if width["open_low"] or width["open_high"] else "×"  # it may reach beyond the rates tried
+                least = (
+                    "≥" if width["open_low"] or width["open_high"] else "×"
+                )  # the range may reach beyond the rates tried
                 text = f"{least}{width['width']:.3g}"
                 style.label_end(ax, width["high" + suffix], at, text, _colour(width["arm"]))
         ax.set(xscale="log", xlabel=f"{name} learning rate", ylim=(-0.7, len(own) - 0.3))
@@ -255,23 +276,29 @@ def _ranges(about: Record, widths: Sequence[Record], pairs: Sequence[Record]) ->
     axes[0].set_yticks(range(len(own)), [_label(width) for width in own], fontsize=8)
     for tick, width in zip(axes[0].get_yticklabels(), own, strict=True):
         tick.set_color(_colour(width["arm"]))
-    compared = [
-        f"{_said(own)} times that of {other} ({own['other_setting']}), or {_said(shared)} times where both are held "
-        "against the better one of their best losses"
-        for other in (EMA, MATCHED)
-        for own, shared in zip(
-            _of(pairs, "width", BELAY, other)[:1], _of(pairs, "width_shared", BELAY, other)[:1], strict=True
-        )
-    ]
-    caption = (
-        f"The learning rates at which a method works: its median loss is at most {WORKS:g} times its own best one "
-        f"(pale; the number is the largest rate over the smallest, ≥ where no end was found), or {WORKS:g} times the "
-        f"best one of all methods (full; missing where even its best is not that good). {_runs(about)} Between "
-        f"the {len(about['lrs'])} rates tried the logarithm of the loss is taken to be linear. A smaller effective "
-        "step moves a range and leaves its width as it is; a poor best loss widens the pale one. Seed by seed, the "
-        f"width of BELAY's range at the paper's setting is {', and '.join(compared)}."
+    own_pairs, shared_pairs = (
+        [select(pairs, "pair", scope=scope, one=BELAY, other=other)[0] for other in (EMA, MATCHED)]
+        for scope in ("width", "width_shared")
     )
-    return Plate("ring-ranges", "The range of learning rates that work", caption, fig)
+    caption = (
+        f"The learning rates that work: the median loss is at most {WORKS:g} times the method's own best (pale), or "
+        f"the best of all (full). At the paper's setting BELAY's range is {_format_mean(own_pairs[0])} times as wide "
+        f"as EMA's by their own best losses, {_format_mean(shared_pairs[0])} times by the better of both."
+    )
+    notes = (
+        f"{_describe_runs(about)} Between the {len(about['lrs'])} rates tried, the logarithm of the loss is taken to "
+        "be linear.",
+        "The number is the largest rate over the smallest; ≥ if no end was found. A full bar is missing if even the "
+        "best loss of a method is not good enough.",
+        "A smaller effective step moves a range and does not change its width. A poor best loss widens the pale range.",
+        f"The width of BELAY's range at the paper's setting, seed by seed, is {_describe_widths(own_pairs)}. If both "
+        f"are judged by the better of their best losses, it is {_describe_widths(shared_pairs)}.",
+    )
+    return Plate("ring-ranges", "The range of learning rates that work", caption, fig, notes)
+
+
+def _describe_widths(pairs: Sequence[Record]) -> str:
+    return listed([f"{_format_ratio(p)} times that of {p['other']} ({p['other_setting']})" for p in pairs])
 
 
 def _label(width: Record) -> str:
@@ -281,33 +308,37 @@ def _label(width: Record) -> str:
 # Samples --------------------------------------------------------------------------------------------------------------
 
 
-def _samples(about: Record, samples: Sequence[Record]) -> Plate:
+def _draw_samples(about: Record, samples: Sequence[Record]) -> Plate:
     found = {(record["contestant"], record["rate"]): record for record in samples}
     names = list(dict.fromkeys(record["contestant"] for record in samples if record["contestant"] != MIXTURE))
     true = found[MIXTURE, "true"]
     fig = style.figure(9.0, 3.8)
     axes: Any = fig.subplots(2, 1 + len(names), squeeze=False)
-    _scatter(axes[0, 0], about, true, "#333333")
+    _draw_points(axes[0, 0], about, true, "#333333")
     axes[0, 0].set_title("the mixture", fontsize=8, loc="center")
     for row, rate in zip(axes, ("chosen", "high"), strict=True):
         for ax, name in zip(row[1:], names, strict=True):
-            _scatter(ax, about, found[name, rate], _colour(name))
+            _draw_points(ax, about, found[name, rate], _colour(name))
     for ax, name in zip(axes[0, 1:], names, strict=True):
         ax.set_title(name, fontsize=8, loc="center", color=_colour(name))
     axes[1, 0].axis("off")
     note = f"above: at the\nrate it chose\n\nbelow: at a\nhigh rate\n\n%: within {NEAR:g}\nst. dev. of\na centre"
     axes[1, 0].annotate(note, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", fontsize=8)
     caption = (
-        f"{len(true['points'])} points of the mixture, and as many drawn by Heun's method (18 steps) with networks of "
-        f"one seed ({found[names[0], 'chosen']['seed']}), the average where there is one, from the same noise: above "
-        "at the rate and setting chosen for it on other seeds, below at the nominal rate "
-        f"{about['high_lr']:g}. Circles: two standard deviations around each centre. Points outside the frame are "
-        "counted, but not seen. One seed shows what a loss looks like; it decides nothing."
+        "Samples of one seed's networks: above at the rate chosen for each method, below at the high nominal rate "
+        f"{about['high_lr']:g}. One seed shows what a loss looks like; it decides nothing."
     )
-    return Plate("ring-samples", "What the score models draw", caption, fig)
+    notes = (
+        f"{len(true['points'])} points of the mixture, and as many drawn by Heun's method (18 steps) from the same "
+        f"noise with the networks of seed {found[names[0], 'chosen']['seed']}: the average if there is one, else the "
+        "weights. The rate and setting above were chosen on other seeds.",
+        "Circles: two standard deviations around each centre. The percentage counts points within "
+        f"{NEAR:g} standard deviations of a centre. Points outside the frame are counted but not shown.",
+    )
+    return Plate("ring-samples", "What the score models draw", caption, fig, notes)
 
 
-def _scatter(ax: Axes, about: Record, record: Record, hue: str) -> None:
+def _draw_points(ax: Axes, about: Record, record: Record, hue: str) -> None:
     reach = about["radius"] + 4.5 * about["spread"]
     ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xticks=[], yticks=[])
     ax.grid(False)
