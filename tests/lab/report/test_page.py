@@ -12,8 +12,7 @@ from helpers import sample_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
 
-DESK, PHONE, SMALL_PHONE = (1280, 900), (360, 740), (320, 640)
-WIDTHS = ("clientWidth", "scrollWidth")  # what there is of an element, and what it would need
+DESK, TABLET, PHONE, SMALL_PHONE = (1280, 900), (768, 1024), (360, 740), (320, 640)
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -138,7 +137,7 @@ def test_all_text_stands_out_from_what_is_behind_it(visit: Callable[..., Opened]
     assert max(contrasts)[0] > 12  # black on white has 21: the measure measures
 
 
-@pytest.mark.parametrize("size", [PHONE, (768, 1024), DESK], ids=["phone", "tablet", "desk"])
+@pytest.mark.parametrize("size", [SMALL_PHONE, PHONE, TABLET, DESK], ids=["small phone", "phone", "tablet", "desk"])
 def test_the_page_is_never_wider_than_the_window(visit: Callable[..., Opened], size: tuple[int, int]) -> None:
     opened = visit(size)
     opened.value("document.querySelectorAll('details').forEach(one => one.open = true)")
@@ -163,11 +162,30 @@ def test_on_a_phone_a_table_of_numbers_has_each_beside_its_heading_and_none_that
     assert max(box["height"] for box in boxes) < 60  # a line, or two where it is long
 
 
-@pytest.mark.parametrize("size", [SMALL_PHONE, PHONE, DESK], ids=["small phone", "phone", "desk"])
-def test_nobody_has_to_scroll_a_table_of_numbers(visit: Callable[..., Opened], size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("width", [320, 360, 600, 740, 768, 900, 1000, 1080, 1100, 1280])
+def test_no_table_has_to_be_scrolled_sideways(visit: Callable[..., Opened], width: int) -> None:
+    opened = visit((width, 900))
+    boxes = opened.value(
+        "[...document.querySelectorAll('.scroll')].map(box => [box.clientWidth, box.scrollWidth])"
+    )  # what each has, and what its table takes
+    assert len(boxes) == 2  # the table of results, and that of the records
+    assert [pair for pair in boxes if pair[1] > pair[0]] == []
+
+
+@pytest.mark.parametrize("size", [TABLET, (1000, 800)], ids=["tablet", "small laptop"])
+def test_on_a_tablet_a_wide_table_has_its_cells_in_columns_each_beside_its_heading(
+    visit: Callable[..., Opened], size: tuple[int, int]
+) -> None:
     opened = visit(size)
-    room, taken = (opened.value(f"document.querySelector('#figure-results .scroll').{x}") for x in WIDTHS)
-    assert taken <= room
+    cells = opened.page.locator("#figure-results tbody tr:last-child td")
+    boxes = [cells.nth(i).bounding_box() for i in range(8)]
+    assert 1 < len({box["x"] for box in boxes}) < 8
+    labels = opened.value(
+        "[...document.querySelectorAll('#figure-results tbody tr:last-child td')]"
+        ".map(cell => getComputedStyle(cell, '::before').content)"
+    )
+    assert labels[0] == '"w2 train"'
+    assert len({*labels}) == 8
 
 
 def test_on_a_desk_a_table_of_numbers_fits_and_each_stands_below_its_heading(visit: Callable[..., Opened]) -> None:
@@ -212,12 +230,24 @@ def test_the_keyboard_shows_where_it_is(visit: Callable[..., Opened]) -> None:
     assert opened.value("document.activeElement.textContent") == "Claims"  # after the skip link and the name
 
 
-def test_on_paper_the_numbers_are_unfolded_and_the_navigation_is_gone(visit: Callable[..., Opened]) -> None:
+def test_the_keyboard_opens_how_a_figure_was_made(visit: Callable[..., Opened]) -> None:
+    opened = visit()
+    notes = opened.page.locator("#figure-results .notes")
+    assert not notes.is_visible()
+    opened.page.locator("#figure-results summary").focus()
+    opened.page.keyboard.press("Enter")
+    assert notes.is_visible()
+    assert opened.box("#figure-results summary")["height"] < 40  # its hidden words take no room
+    opened.page.keyboard.press("Enter")
+    assert not notes.is_visible()
+
+
+def test_on_paper_all_disclosures_are_open_and_the_navigation_is_gone(visit: Callable[..., Opened]) -> None:
     opened = visit(scheme="dark")
-    numbers = opened.page.locator("#claim-C1 dl")
-    assert not numbers.is_visible()
+    hidden = [opened.page.locator(where) for where in ("#claim-C1 dl", "#claim-C1 .quiet", "#figure-results .notes")]
+    assert not any(each.is_visible() for each in hidden)
     opened.page.emulate_media(media="print")
-    assert numbers.is_visible()
+    assert all(each.is_visible() for each in hidden)
     assert not opened.page.locator("nav").is_visible()
     assert opened.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert min(opened.value(CONTRASTS))[0] >= 4.5  # ink, and not the light letters of the dark page
