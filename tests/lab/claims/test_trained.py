@@ -96,11 +96,11 @@ def test_the_numbers_are_those_of_the_records() -> None:
         "the matched EMA's in 0 of 18 (narrower in 18)."
     )
     behind = dict(found.numbers)
-    assert behind["plane, cases: wider than EMA's, narrower, all"] == "8, 0, 8"
-    assert behind["plane, cases: wider than the matched EMA's, narrower, all"] == "0, 8, 8"
-    by = "ring, seeds, by the better best loss of the two: wider than {}, narrower, all"
-    assert behind[by.format("EMA's")] == "0, 0, 10"
-    assert behind[by.format("the matched EMA's")] == "0, 10, 10"
+    assert behind["plane: BELAY's range against EMA's"] == "wider in 8 and narrower in 0 of 8 cases"
+    assert behind["plane: BELAY's range against the matched EMA's"] == "wider in 0 and narrower in 8 of 8 cases"
+    by = "ring, by the better best loss of the two: BELAY's range against {}"
+    assert behind[by.format("EMA's")] == "wider in 0 and narrower in 0 of 10 seeds"
+    assert behind[by.format("the matched EMA's")] == "wider in 0 and narrower in 10 of 10 seeds"
 
 
 def test_what_only_its_own_best_loss_shows_is_said() -> None:
@@ -161,8 +161,8 @@ def test_mnist_counts(belay: dict[float, float | None], answer: Answer) -> None:
     found = judge_robustness(rest | {"mnist": score_records.mnist(belay, MIDDLE, ema=MIDDLE, noise=0.0)})
     assert found.answer is answer
     assert f"than EMA's in {3 if belay is WIDE else 0} of 21 cases (narrower in 0)" in found.summary
-    label = "score models of MNIST, seeds, by the better best loss of the two: wider than EMA's, narrower, all"
-    assert dict(found.numbers)[label] == f"{3 if belay is WIDE else 0}, 0, 3"
+    label = "score models of MNIST, by the better best loss of the two: BELAY's range against EMA's"
+    assert dict(found.numbers)[label] == f"wider in {3 if belay is WIDE else 0} and narrower in 0 of 3 seeds"
     without = judge_robustness(rest | {"mnist": []})
     assert (without.answer, "MNIST" in str(without.numbers)) == (Answer.FAILS, False)
     assert "of 18 cases" in without.summary
@@ -187,7 +187,7 @@ def test_the_numbers_have_the_runs_that_each_sign_of_the_spring_loses() -> None:
 def test_if_nothing_is_lost_the_numbers_count_where_the_other_sign_is_lower_and_higher() -> None:
     some = {"θ −0.5": {1e-3: 1.2, 4e-3: 0.8, 1.2e-2: 0.8}, "θ 0": 1.0, "θ +1": 0.5}
     counted = count_lost_by_sign({"sign": score_records.sign(some)})
-    assert counted == [("MNIST, cases: lower loss with θ < 0 than with θ = 0, higher, all", "2, 1, 3")]
+    assert counted == [("MNIST: loss with θ < 0 against θ = 0", "lower in 2 and higher in 1 of 3 cases")]
     assert counted[0] in judge_robustness(REST | {"sign": score_records.sign(some)}).numbers
     assert compare_signs({"sign": score_records.sign({"θ −0.5": 0.9})}) == []  # nothing to compare with
     assert count_lost_by_sign({"sign": score_records.sign({"θ 0": 1.0, "θ +1": None})}) == []

@@ -186,6 +186,9 @@ def test_on_a_tablet_a_wide_table_has_its_cells_in_columns_each_beside_its_headi
     )
     assert labels[0] == '"w2 train"'
     assert len({*labels}) == 8
+    missing = opened.page.locator("#figure-results .missing")
+    assert missing.count() == 5
+    assert not any(missing.nth(i).is_visible() for i in range(5))
 
 
 def test_on_a_desk_a_table_of_numbers_fits_and_each_stands_below_its_heading(visit: Callable[..., Opened]) -> None:

@@ -124,7 +124,7 @@ def judge_robustness(records: Records) -> Finding:
     for rival, whose in RIVALS.items():
         plane, widths = compare_on_plane(records, rival)
         wins.append(plane.wider > plane.narrower)
-        numbers += [(f"plane, cases: wider than {whose}, narrower, all", _format_tally(plane)), *widths]
+        numbers += [(f"plane: BELAY's range against {whose}", _format_tally(plane, "cases")), *widths]
         tallies = [plane]
         for place, compare in TRAINED.items():
             for bar, shared in BARS.items():
@@ -132,8 +132,8 @@ def judge_robustness(records: Records) -> Finding:
                 if not tally.cases:
                     continue
                 wins.append(tally.wider >= SURE * tally.cases)
-                label = f"{place.removeprefix('the ')}, seeds, by {bar}: wider than {whose}, narrower, all"
-                numbers.append((label, _format_tally(tally)))
+                label = f"{place.removeprefix('the ')}, by {bar}: BELAY's range against {whose}"
+                numbers.append((label, _format_tally(tally, "seeds")))
                 if shared:
                     tallies.append(tally)
                 elif wins[-1] and not wins[-2]:
@@ -146,8 +146,13 @@ def judge_robustness(records: Records) -> Finding:
     return Finding(combine(wins), summary, (*numbers, *count_lost_by_sign(records), *compare_signs(records)))
 
 
-def _format_tally(tally: Tally) -> str:
-    return ", ".join(map(str, tally))
+def _format_tally(tally: Tally, noun: str) -> str:
+    """Return a tally in words.
+
+    >>> _format_tally(Tally(0, 5, 8), "cases")
+    'wider in 0 and narrower in 5 of 8 cases'
+    """
+    return f"wider in {tally.wider} and narrower in {tally.narrower} of {tally.cases} {noun}"
 
 
 # The other sign -------------------------------------------------------------------------------------------------------
@@ -170,7 +175,7 @@ def count_lost_by_sign(records: Records) -> list[tuple[str, str]]:
         return [(f"MNIST at {lr:g}: runs lost with θ < 0, θ = 0 (EMA), θ > 0", lost)]
     pairs = [each for lr in study.lrs for theta, each in against_none(study, lr).items() if theta < 0]
     lower, higher = sum(each.below for each in pairs), sum(each.above for each in pairs)
-    return [("MNIST, cases: lower loss with θ < 0 than with θ = 0, higher, all", f"{lower}, {higher}, {len(pairs)}")]
+    return [("MNIST: loss with θ < 0 against θ = 0", f"lower in {lower} and higher in {higher} of {len(pairs)} cases")]
 
 
 def _sum_by_sign(counts: Mapping[float, tuple[int, int]], sign: int) -> tuple[int, int]:
