@@ -87,7 +87,7 @@ def limits(late: float = 1e-16, same: float = 0.03, power: float = -1.0) -> list
 
 
 @pytest.mark.parametrize(
-    ("records", "answer", "said"),
+    ("records", "answer", "expected"),
     [
         (limits(), HOLDS, "one step late (erratum E6)"),
         (limits(late=0.03, same=1e-16), HOLDS, "BELAY is the EMA of Eq. 1, within 1e-16"),
@@ -96,10 +96,10 @@ def limits(late: float = 1e-16, same: float = 0.03, power: float = -1.0) -> list
         (limits(late=1e-3, power=0.0), FAILS, "does not tend to that limit"),
     ],
 )
-def test_C6(records: list[Record], answer: Answer, said: str) -> None:
+def test_C6(records: list[Record], answer: Answer, expected: str) -> None:
     finding = judged("C6", records)
     assert finding.answer is answer
-    assert said in finding.summary
+    assert expected in finding.summary
 
 
 # C7: the rule k(T) ---------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def links(affine: float = 1e-16, power: float = 2.0, off: float = 1e-15, nu: flo
 
 
 @pytest.mark.parametrize(
-    ("records", "answer", "said"),
+    ("records", "answer", "expected"),
     [
         (links(nu=0.5), HOLDS, "with 0.50 times the momentum of torch's SGD."),
         (links(), IN_PART, "with −2.16 times the momentum of torch's SGD: it subtracts what momentum adds."),
@@ -186,10 +186,10 @@ def links(affine: float = 1e-16, power: float = 2.0, off: float = 1e-15, nu: flo
         (links(affine=1e-3, off=1e-3), FAILS, "is not the average of the gradients"),
     ],
 )
-def test_C8(records: list[Record], answer: Answer, said: str) -> None:
+def test_C8(records: list[Record], answer: Answer, expected: str) -> None:
     finding = judged("C8", records)
     assert finding.answer is answer
-    assert said in finding.summary
+    assert expected in finding.summary
 
 
 # The real thing ------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ RATES_OF_FIDS = "rates at which the FIDs are best"
 
 
 @pytest.mark.parametrize(
-    ("long", "said", "value", "undecided"),
+    ("long", "expected", "value", "undecided"),
     [
         (table1(0.8), "and its FID is 0.8 times EMA's.", "0.8 (0.8 to 0.8); lower", False),
         (table1(1.5, fid_seeds=2), "and its FID is 1.5 times EMA's.", "1.5 (1.5 to 1.5); higher", False),
@@ -99,11 +99,11 @@ RATES_OF_FIDS = "rates at which the FIDs are best"
     ids=["lower", "higher", "one seed", "none"],
 )
 def test_fids_of_lost_networks_are_lost_and_not_missing(
-    long: list[Record], said: str, value: str, undecided: bool
+    long: list[Record], expected: str, value: str, undecided: bool
 ) -> None:
     found = judged_with(long)
     assert found.summary.startswith("At the paper's rate of 0.05, BELAY, EMA and the matched EMA lose every seed. At")
-    assert found.summary.endswith(said)
+    assert found.summary.endswith(expected)
     numbers = dict(found.numbers)
     assert numbers["FID at each one's best rate: BELAY ÷ EMA"] == value
     assert ("what more seeds could change" in numbers) is undecided
@@ -111,7 +111,7 @@ def test_fids_of_lost_networks_are_lost_and_not_missing(
     assert numbers.get(RATES_OF_FIDS) == (None if value == "not run" else rates)
 
 
-def test_fids_at_one_rate_are_not_said_to_compare_rates() -> None:
+def test_fids_at_one_rate_do_not_compare_rates() -> None:
     long = [r | {"lr": 3e-4} if r.get("lr") == 1e-3 and r["kind"] == "fid" else r for r in table1(0.8)]
     found = judged_with(long)
     assert found.summary.endswith("its FID is 0.8 times EMA's.")
@@ -179,7 +179,7 @@ def test_what_is_missing_on_mnist_is_not_judged(records: list[Record], answer: A
     ],
     ids=[
         "equal", "within", "loss differs", "FID differs, and from EMA", "FID differs", "all differ", "lost",
-        "undecided", "FID lost", "FID lost, said", "no FID", "no FID, said", "one FID", "one seed", "nothing",
+        "undecided", "FID lost", "FID lost, clause", "no FID", "no FID, clause", "one FID", "one seed", "nothing",
         "no control",
     ],
 )  # fmt: skip
@@ -199,9 +199,9 @@ def test_rates_are_chosen_before_fids_are_compared() -> None:
     for r in records:
         if r["kind"] == "fid" and r["lr"] == 5e-2:
             r["fid"] = 1e-3  # a marvel, at a rate at which the training loss is poor
-    said = judge_mnist({"mnist": records}).summary
-    assert "and its FID is 1.000 times EMA's. At each" in said
-    assert said.endswith("its FID is 0.799 times EMA's.")
+    summary = judge_mnist({"mnist": records}).summary
+    assert "and its FID is 1.000 times EMA's. At each" in summary
+    assert summary.endswith("its FID is 0.799 times EMA's.")
 
 
 def test_what_is_lost_by_one_quantity_alone_names_it() -> None:

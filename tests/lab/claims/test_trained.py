@@ -20,7 +20,7 @@ FUNCTIONS = ("Rosenbrock", "Beale", "absolute", "bowl")
 
 
 def rates(arm: str, works: int) -> list[Record]:
-    """An arm that works at the first so many rates, on every function."""
+    """An arm that works at the first `works` rates, on every function."""
     common = {"kind": "rate", "arm": arm, "judged": "w2"}
     return [
         common | {"function": function, "lr": lr, "converged": 0.9 if i < works else 0.89}
@@ -103,7 +103,7 @@ def test_the_numbers_are_those_of_the_records() -> None:
     assert behind[by.format("the matched EMA's")] == "wider in 0 and narrower in 10 of 10 seeds"
 
 
-def test_what_only_its_own_best_loss_shows_is_said() -> None:
+def test_the_summary_says_what_only_its_own_best_loss_shows() -> None:
     rest = {"robustness": plane(4, 4, 4)}
     found = judge_robustness(rest | {"ring": ring(FLAT_BUT_BAD, NARROW, FLAT)})
     assert found.answer is Answer.IN_PART
@@ -113,7 +113,7 @@ def test_what_only_its_own_best_loss_shows_is_said() -> None:
     assert "own best" not in judge_robustness(rest | {"ring": ring(FLAT, NARROW, NARROW)}).summary
 
 
-def test_the_two_bars_are_told_apart_and_a_hair_wider_is_not_wider() -> None:
+def test_the_two_bars_differ_and_a_hair_wider_is_not_wider() -> None:
     def counts(belay: Losses, rival: Losses) -> list[tuple[int, int, int]]:
         records = {"ring": runs("BELAY", [belay]) + runs("EMA", [rival])}
         return [compare_on_ring(records, "EMA", shared=shared) for shared in (True, False)]

@@ -1,4 +1,4 @@
-"""The page in a browser: light and dark, on a desk, on a phone and on paper. Skipped where there is no Chromium."""
+"""The page in a browser: light and dark, on a desk, on a phone and on paper. Skipped without Chromium."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -78,7 +78,7 @@ def test_every_image_loads_nothing_goes_wrong_and_nothing_goes_out(visit: Callab
     assert [url for url in opened.requests if not url.startswith("data:")] == [report.as_uri()]
 
 
-def test_those_checks_would_notice(visit: Callable[..., Opened], tmp_path: Path) -> None:
+def test_the_checks_for_errors_and_requests_notice_them(visit: Callable[..., Opened], tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text("<img src='http://127.0.0.1:9/far.png'><script>throw Error('torn')</script>")
     opened = visit(path=bad)
@@ -159,7 +159,7 @@ def test_on_a_phone_a_table_of_numbers_has_each_beside_its_heading_and_none_that
     boxes = [cells.nth(i).bounding_box() for i in range(16) if cells.nth(i).is_visible()]
     assert len(boxes) == 16 - 5
     assert {box["width"] for box in boxes} == {PHONE[0] - 2 * 16}
-    assert max(box["height"] for box in boxes) < 60  # a line, or two where it is long
+    assert max(box["height"] for box in boxes) < 60  # one line, or two if it is long
 
 
 @pytest.mark.parametrize("width", [320, 360, 600, 740, 768, 900, 1000, 1080, 1100, 1280])
@@ -208,7 +208,7 @@ def test_the_first_screen_has_the_answer(visit: Callable[..., Opened]) -> None:
             assert box["y"] + box["height"] <= size[1], selector
 
 
-def test_on_a_phone_a_figure_fits_and_can_be_had_at_its_own_size(visit: Callable[..., Opened]) -> None:
+def test_on_a_phone_a_figure_fits_and_can_be_shown_at_its_own_size(visit: Callable[..., Opened]) -> None:
     opened = visit(PHONE)
     assert opened.box("#figure-shares img")["width"] < PHONE[0]
     opened.page.get_by_label("Full size").nth(1).check()
@@ -247,7 +247,9 @@ def test_the_keyboard_opens_how_a_figure_was_made(visit: Callable[..., Opened]) 
 
 def test_on_paper_all_disclosures_are_open_and_the_navigation_is_gone(visit: Callable[..., Opened]) -> None:
     opened = visit(scheme="dark")
-    hidden = [opened.page.locator(where) for where in ("#claim-C1 dl", "#claim-C1 .quiet", "#figure-results .notes")]
+    hidden = [
+        opened.page.locator(selector) for selector in ("#claim-C1 dl", "#claim-C1 .quiet", "#figure-results .notes")
+    ]
     assert not any(each.is_visible() for each in hidden)
     opened.page.emulate_media(media="print")
     assert all(each.is_visible() for each in hidden)

@@ -6,18 +6,18 @@ from torchbelay.lab.report.words import code, duration, listed, pieces, sentence
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [(0.04, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"), (119.7, "2 min 0 s"), (3725.0, "62 min 5 s")],
 )
-def test_a_time_never_has_60_seconds(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_a_time_never_has_60_seconds(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
-    ("names", "said"), [([], "none"), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
+    ("names", "expected"), [([], "none"), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
 )
-def test_names_are_listed_as_in_a_sentence(names: list[str], said: str) -> None:
-    assert listed(names, none="none") == said
+def test_names_are_listed_as_in_a_sentence(names: list[str], expected: str) -> None:
+    assert listed(names, none="none") == expected
 
 
 def test_an_empty_list_is_empty_unless_a_word_replaces_it() -> None:
@@ -26,7 +26,7 @@ def test_an_empty_list_is_empty_unless_a_word_replaces_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("needs ring", "Needs ring."),
         (" a rate fails. ", "A rate fails."),
@@ -36,8 +36,8 @@ def test_an_empty_list_is_empty_unless_a_word_replaces_it() -> None:
         ("Does it hold?", "Does it hold?"),
     ],
 )
-def test_a_sentence_has_a_capital_and_a_full_stop_and_symbols_keep_their_case(text: str, said: str) -> None:
-    assert sentence(text) == said
+def test_a_sentence_has_a_capital_and_a_full_stop_and_symbols_keep_their_case(text: str, expected: str) -> None:
+    assert sentence(text) == expected
 
 
 def test_code_is_marked_and_everything_else_escaped() -> None:

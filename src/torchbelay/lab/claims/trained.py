@@ -23,7 +23,7 @@ from .verdict import Claim, Finding, Records, combine
 
 FAMILIES = ("SGD", "Adam")
 NOTABLE = 2  # steps of the grid of learning rates; smaller differences do not count
-RIVALS = {"EMA": "EMA's", "matched EMA": "the matched EMA's"}  # and the possessive of each
+RIVALS = {"EMA": "EMA's", "matched EMA": "the matched EMA's"}  # each with its possessive
 SURE = 0.9  # share of the seeds; by chance, 9 of 10 agree once in ninety times
 
 
@@ -120,11 +120,11 @@ def judge_robustness(records: Records) -> Finding:
     wins: list[bool] = []
     numbers: list[tuple[str, str]] = []
     clauses: list[str] = []
-    own: list[str] = []  # where only each method's own best loss shows a wider range
-    for rival, whose in RIVALS.items():
+    own: list[str] = []  # what only each method's own best loss shows
+    for rival, possessive in RIVALS.items():
         plane, widths = compare_on_plane(records, rival)
         wins.append(plane.wider > plane.narrower)
-        numbers += [(f"plane: BELAY's range against {whose}", _format_tally(plane, "cases")), *widths]
+        numbers += [(f"plane: BELAY's range against {possessive}", _format_tally(plane, "cases")), *widths]
         tallies = [plane]
         for place, compare in TRAINED.items():
             for bar, shared in BARS.items():
@@ -132,15 +132,15 @@ def judge_robustness(records: Records) -> Finding:
                 if not tally.cases:
                     continue
                 wins.append(tally.wider >= SURE * tally.cases)
-                label = f"{place.removeprefix('the ')}, by {bar}: BELAY's range against {whose}"
+                label = f"{place.removeprefix('the ')}, by {bar}: BELAY's range against {possessive}"
                 numbers.append((label, _format_tally(tally, "seeds")))
                 if shared:
                     tallies.append(tally)
                 elif wins[-1] and not wins[-2]:
-                    own.append(f"{whose} for {tally.wider} of {tally.cases} seeds on {place}")
+                    own.append(f"{possessive} for {tally.wider} of {tally.cases} seeds on {place}")
         wider, narrower, cases = map(sum, zip(*tallies, strict=True))
         noun = "" if clauses else " cases"  # the first clause says what is counted
-        clauses.append(f"than {whose} in {wider} of {cases}{noun} (narrower in {narrower})")
+        clauses.append(f"than {possessive} in {wider} of {cases}{noun} (narrower in {narrower})")
     summary = f"BELAY's range of working rates is wider {' and '.join(clauses)}."
     summary += f" By each method's own best loss, it is wider than {listed(own)}." if own else ""
     return Finding(combine(wins), summary, (*numbers, *count_lost_by_sign(records), *compare_signs(records)))

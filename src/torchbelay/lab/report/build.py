@@ -139,7 +139,7 @@ class _Part:
     head: Record | None  # None if it was not run
     count: int  # the number of records
     figures: tuple[_Figure, ...]
-    origin: Record  # where the records were made, if they contain that; else empty
+    origin: Record  # the machine and versions that made the records, if they contain them; else empty
 
     @property
     def quick(self) -> bool:
@@ -148,7 +148,7 @@ class _Part:
 
     @property
     def committed(self) -> str:
-        """A note on records that come with the package: where they were made, and why they are used; else empty."""
+        """A note on committed records: the machine that made them, and why they are used; empty for other records."""
         if not self.origin.get("committed"):
             return ""
         made = [f"{name} {self.origin[key]}" for name, key in _VERSIONS.items() if key in self.origin]
