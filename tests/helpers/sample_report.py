@@ -75,8 +75,15 @@ def heads(*quick: str) -> dict[str, Record]:
     return {name: records.header(name, Settings(seed=7, quick=name in quick), s) for name, s in took.items()}
 
 
-def build(out: Path, *quick: str, verdicts: Sequence[Verdict] | None = None) -> Path:
-    """Build a report of two parts that ran, with three figures and a table, and one part that did not run."""
+ORIGIN: Record = {"kind": "origin", "device": "NVIDIA H200", "torch": "2.11.0+cu130", "python": "3.12.3"}
+
+
+def build(out: Path, *quick: str, verdicts: Sequence[Verdict] | None = None, elsewhere: bool = False) -> Path:
+    """Build a report of two parts that ran, with three figures and a table, and one part that did not run.
+
+    With `elsewhere`, another machine made the records of one part, so that the table of records has all its columns.
+    """
     plates = {"fig2": [plate("paths")], "robustness": [plate("shares"), plate("limits"), table("results")]}
     lines: dict[str, list[Record]] = {"fig2": [{"kind": "run"}] * 3, "robustness": [{"kind": "share"}] * 1234}
+    lines["robustness"] += [ORIGIN] if elsewhere else []
     return build_report(out, heads(*quick), lines, sample() if verdicts is None else verdicts, plates, titles=TITLES)

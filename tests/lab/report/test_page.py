@@ -46,7 +46,8 @@ def browser() -> Iterator["sync_api.Browser"]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sample_report.build(tmp_path_factory.mktemp("report"), "fig2")  # the banner of a quick run is shown
+    """A report with everything that takes room: the banner of a quick run, and a table of records with all columns."""
+    return sample_report.build(tmp_path_factory.mktemp("report"), "fig2", elsewhere=True)
 
 
 @pytest.fixture
