@@ -1,4 +1,4 @@
-"""A report's ingredients, made by hand: every answer, parts that ran and one that did not, and small figures."""
+"""A sample report, made by hand: every answer, parts that ran and one that did not, and small figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ ANSWERS = {
     "C11": Answer.FAILS,
     "C12": Answer.OPEN,
 }
-NEEDS = {"C9": ("mnist",), "C12": ("ring",)}  # mnist is no part of these titles: nothing can run it
+NEEDS = {"C9": ("mnist",), "C12": ("ring",)}  # mnist is not in TITLES: no command can run it
 TITLES = {"fig2": "Figure 2: three learning rates", "robustness": "How robust?", "ring": "A ring of eight Gaussians"}
 
 
@@ -57,7 +57,7 @@ def plate(name: str) -> Plate:
 
 
 def table(name: str) -> Plate:
-    """As wide as the widest that there is."""
+    """A table with more columns and longer cells than any real one."""
     columns = ("", "w2 train", "w2 test", "w2 FID", "w2 test ÷ EMA's", "w1 train", "w1 test", "w1 FID", "Seeds")
     numbers = ("0.0363 ± 0.0006", "0.0371 ± 0.0006", "55.4 ± 40", "0.989 (0.981 to 0.998)", "0.0406 ± 0.0007")
     lost = [f"{text}, {'2 of 3 pairs' if '(' in text else '1 of 3 lost'}" for text in numbers]
@@ -70,13 +70,20 @@ def table(name: str) -> Plate:
 
 
 def heads(*quick: str) -> dict[str, Record]:
-    """Headers of the two parts that ran; those named here in the quick version."""
+    """The headers of the two parts that ran; the parts named in `quick` ran in the quick version."""
     took = {"fig2": 2.34, "robustness": 100.2}
     return {name: records.header(name, Settings(seed=7, quick=name in quick), s) for name, s in took.items()}
 
 
-def build(out: Path, *quick: str, verdicts: Sequence[Verdict] | None = None) -> Path:
-    """A report of two parts that ran, with three figures and a table, and one that did not."""
+ORIGIN: Record = {"kind": "origin", "device": "NVIDIA H200", "torch": "2.11.0+cu130", "python": "3.12.3"}
+
+
+def build(out: Path, *quick: str, verdicts: Sequence[Verdict] | None = None, elsewhere: bool = False) -> Path:
+    """Build a report of two parts that ran, with three figures and a table, and one part that did not run.
+
+    With `elsewhere`, another machine made the records of one part, so that the table of records has all its columns.
+    """
     plates = {"fig2": [plate("paths")], "robustness": [plate("shares"), plate("limits"), table("results")]}
     lines: dict[str, list[Record]] = {"fig2": [{"kind": "run"}] * 3, "robustness": [{"kind": "share"}] * 1234}
+    lines["robustness"] += [ORIGIN] if elsewhere else []
     return build_report(out, heads(*quick), lines, sample() if verdicts is None else verdicts, plates, titles=TITLES)

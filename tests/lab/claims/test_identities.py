@@ -6,7 +6,7 @@ import pytest
 
 from torchbelay.lab import overhead
 from torchbelay.lab.claims.identities import CLAIMS
-from torchbelay.lab.claims.verdict import Answer, Finding, verdict
+from torchbelay.lab.claims.verdict import Answer, Finding, judge_claim
 from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.plane import invariance, momentum
 from torchbelay.lab.plane.invariance import HEAVY, PAPER
@@ -17,7 +17,7 @@ HOLDS, IN_PART, FAILS = Answer.HOLDS, Answer.IN_PART, Answer.FAILS
 
 def judged(claim: str, records: list[Record]) -> Finding:
     (part,) = BY_ID[claim].needs
-    return verdict(BY_ID[claim], {part: records}).finding
+    return judge_claim(BY_ID[claim], {part: records}).finding
 
 
 def test_the_claims_of_this_file() -> None:
@@ -26,7 +26,7 @@ def test_the_claims_of_this_file() -> None:
 
 @pytest.mark.parametrize("claim", BY_ID)
 def test_without_its_part_a_claim_is_open(claim: str) -> None:
-    assert verdict(BY_ID[claim], {}).finding.answer is Answer.OPEN
+    assert judge_claim(BY_ID[claim], {}).finding.answer is Answer.OPEN
 
 
 # C5: overhead --------------------------------------------------------------------------------------------------------
@@ -71,8 +71,8 @@ def test_C5(records: list[Record], answer: Answer) -> None:
 
 def test_C5_says_its_numbers() -> None:
     finding = judged("C5", costs(mlp=1.21, average=4, ema=4))
-    assert "+20.0% for the MLP network, +0.0% for the convolutional network" in finding.summary
-    assert "4.0 bytes for each weight on top of the 16" in finding.summary
+    assert "by +20.0% (MLP network) and +0.0% (convolutional network)." in finding.summary
+    assert "4.0 bytes per weight on top of the 16" in finding.summary
     assert "(+25%), the same as an EMA" in finding.summary
     assert "+25% beside an EMA" in judged("C5", costs(average=4)).summary
 
@@ -87,19 +87,19 @@ def limits(late: float = 1e-16, same: float = 0.03, power: float = -1.0) -> list
 
 
 @pytest.mark.parametrize(
-    ("records", "answer", "said"),
+    ("records", "answer", "expected"),
     [
         (limits(), HOLDS, "one step late (erratum E6)"),
-        (limits(late=0.03, same=1e-16), HOLDS, "BELAY is the EMA of Eq. 1, to 1e-16"),
+        (limits(late=0.03, same=1e-16), HOLDS, "BELAY is the EMA of Eq. 1, within 1e-16"),
         (limits(late=1e-3), IN_PART, "1e-03 off the EMA"),
         (limits(power=-0.5), IN_PART, "power −0.50"),
-        (limits(late=1e-3, power=0.0), FAILS, "does not tend to it"),
+        (limits(late=1e-3, power=0.0), FAILS, "does not tend to that limit"),
     ],
 )
-def test_C6(records: list[Record], answer: Answer, said: str) -> None:
+def test_C6(records: list[Record], answer: Answer, expected: str) -> None:
     finding = judged("C6", records)
     assert finding.answer is answer
-    assert said in finding.summary
+    assert expected in finding.summary
 
 
 # C7: the rule k(T) ---------------------------------------------------------------------------------------------------
@@ -148,12 +148,14 @@ def test_C7(records: list[Record], answer: Answer) -> None:
 
 def test_C7_says_its_numbers() -> None:
     finding = judged("C7", lengths())
-    assert "0.10% of the way apart with the rule, and 50% or more without" in finding.summary
-    assert "differs by a factor of 1,000, and falls with T" in finding.summary
-    assert "no average at 1,000 steps (erratum E5)" in finding.summary
-    assert "and grows with T" in judged("C7", lengths(losses=(1e-6, 1e-3))).summary
-    alike = judged("C7", lengths(losses=(1e-3, 1e-3), refused=False)).summary
-    assert alike.endswith("with noise the loss is the same.")
+    assert "for 1,000 to 1,000,000 steps differ by 0.10% with the rule and at least 50% without." in finding.summary
+    assert "the loss falls with T by a factor of 1,000; the printed rule fails at 1,000 steps." in finding.summary
+    (refused,) = [value for what, value in finding.numbers if what.endswith("erratum E5)")]
+    assert refused == "1,000"
+    assert "the loss grows with T" in judged("C7", lengths(losses=(1e-6, 1e-3))).summary
+    alike = judged("C7", lengths(losses=(1e-3, 1e-3), refused=False))
+    assert alike.summary.endswith("With noise, the loss is the same for all T.")
+    assert alike.numbers[-1][1] == "none"
 
 
 # C8: a momentum step -------------------------------------------------------------------------------------------------
@@ -174,20 +176,20 @@ def links(affine: float = 1e-16, power: float = 2.0, off: float = 1e-15, nu: flo
 
 
 @pytest.mark.parametrize(
-    ("records", "answer", "said"),
+    ("records", "answer", "expected"),
     [
-        (links(nu=0.5), HOLDS, "with 0.50 of the momentum where torch's SGD has 1."),
-        (links(), IN_PART, "with −2.16 of the momentum where torch's SGD has 1: it subtracts what momentum adds"),
+        (links(nu=0.5), HOLDS, "with 0.50 times the momentum of torch's SGD."),
+        (links(), IN_PART, "with −2.16 times the momentum of torch's SGD: it subtracts what momentum adds."),
         (links(power=1.0, nu=0.5), IN_PART, "to the power 1.00"),
         (links(affine=1e-3, nu=0.5), IN_PART, "is not the average of the gradients"),
         (links(off=1e-3, nu=0.5), IN_PART, "1e-03 off a momentum step"),
         (links(affine=1e-3, off=1e-3), FAILS, "is not the average of the gradients"),
     ],
 )
-def test_C8(records: list[Record], answer: Answer, said: str) -> None:
+def test_C8(records: list[Record], answer: Answer, expected: str) -> None:
     finding = judged("C8", records)
     assert finding.answer is answer
-    assert said in finding.summary
+    assert expected in finding.summary
 
 
 # The real thing ------------------------------------------------------------------------------------------------------

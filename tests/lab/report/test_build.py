@@ -1,4 +1,4 @@
-"""The page's contents: everything that it was given, nothing from elsewhere."""
+"""The page's contents: everything that was given to it, and nothing from the network."""
 
 import base64
 import csv
@@ -17,13 +17,14 @@ from torchbelay.lab.claims.errata import ERRATA, Erratum
 from torchbelay.lab.claims.verdict import Answer, Verdict
 from torchbelay.lab.part import LabError, Table
 from torchbelay.lab.report import build, style
+from torchbelay.lab.report.words import sentence
 
 DOCS = ROOT / "docs" / "errata.md"
 FAR = "https://arxiv.org/abs/2310.13854"  # the paper, the one link that leads away
 
 
 class Page(HTMLParser):
-    """A page taken apart: its tags, the text of each element that has an id, and its visible text."""
+    """A parsed page: its tags, the text of each element that has an id, and its visible text."""
 
     VOID = frozenset({"meta", "link", "img", "input", "br", "hr", "use", "path", "circle"})
 
@@ -76,7 +77,7 @@ def page(folder: Path) -> Page:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page]:
-    """Build a report whose figures cost no time, for tests that look at words only."""
+    """Build a report with empty figures, for tests that look at words only."""
     monkeypatch.setattr(style, "as_bytes", lambda figure, kind: kind.encode())
 
     def build(*quick: str, **given: object) -> Page:
@@ -118,7 +119,7 @@ def test_a_large_figure_is_a_png_in_the_page(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "figures/paths.svg").stat().st_size == sizes["svg"]
 
 
-def test_a_report_that_fails_leaves_the_page_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_fails_leaves_the_earlier_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sample_report.build(tmp_path).read_bytes()
 
     def refuse(figure: object, kind: str) -> bytes:
@@ -185,7 +186,7 @@ YES, PART, NO, OPEN = Answer.HOLDS, Answer.IN_PART, Answer.FAILS, Answer.OPEN
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "expected"),
     [
         ([YES], "Of 1 claims of the paper, 1 holds."),
         ([NO, YES, NO], "Of 3 claims of the paper, 1 holds and 2 do not hold."),
@@ -198,10 +199,10 @@ YES, PART, NO, OPEN = Answer.HOLDS, Answer.IN_PART, Answer.FAILS, Answer.OPEN
         ([], "No claim of the paper has been judged yet."),
     ],
 )
-def test_the_answer_counts_the_verdicts(small: Callable[..., Page], answers: list[Answer], said: str) -> None:
+def test_the_answer_counts_the_verdicts(small: Callable[..., Page], answers: list[Answer], expected: str) -> None:
     page = small(verdicts=[verdict(f"C{n}", answer) for n, answer in enumerate(answers, 1)])
-    assert said in page.text("answer")
-    assert {"name": "description", "content": said} in page.all("meta")
+    assert expected in page.text("answer")
+    assert {"name": "description", "content": expected} in page.all("meta")
 
 
 @pytest.mark.parametrize(
@@ -213,13 +214,13 @@ def test_the_answer_counts_the_verdicts(small: Callable[..., Page], answers: lis
         ({"C11": OPEN}, []),
     ],
 )
-def test_the_weightiest_findings_are_told_first_and_none_that_was_not_run(
+def test_the_most_important_findings_come_first_and_none_that_was_not_run(
     small: Callable[..., Page], answers: dict[str, Answer], leading: list[str]
 ) -> None:
     found = {name: f"found of {name} 12.5%" for name in answers}
     page = small(verdicts=[verdict(name, answer, found[name]) for name, answer in answers.items()])
-    told = re.findall(r"(C\d+) ([\w ]+): [^:]*? Found of \1 12\.5%\.", page.text("answer"))
-    assert told == [(name, answers[name]) for name in leading]
+    shown = re.findall(r"(C\d+) ([\w ]+): [^:]*? Found of \1 12\.5%\.", page.text("answer"))
+    assert shown == [(name, answers[name]) for name in leading]
 
 
 def test_each_claim_has_a_badge_in_words_that_leads_to_its_row(page: Page) -> None:
@@ -249,11 +250,11 @@ def test_a_quick_run_says_that_its_verdicts_mean_little(
 
 
 @pytest.mark.parametrize("given", sample(), ids=lambda given: given.claim.id)
-def test_a_claims_row_has_everything_that_is_known_of_it(page: Page, given: Verdict) -> None:
+def test_a_claims_row_has_text_verdict_summary_rule_numbers_and_figure(page: Page, given: Verdict) -> None:
     claim, finding = given.claim, given.finding
     row = page.text(f"claim-{claim.id}")
     assert f"{claim.id} {claim.text.replace('`', '')} {finding.answer}" in row
-    assert build.sentence(finding.summary) in row
+    assert sentence(finding.summary) in row
     assert f"The rule of {claim.id}{claim.rule}" in row
     for what, value in finding.numbers:
         assert f"{what}{value}" in row
@@ -277,7 +278,7 @@ def test_what_was_not_run_names_the_command_that_runs_it(page: Page) -> None:
         ([(5, False), (6, False)], "torchbelay reproduce ring runs it"),
     ],
 )
-def test_that_command_makes_records_that_go_with_the_others(
+def test_the_command_makes_records_that_go_with_the_others(
     tmp_path: Path, made: list[tuple[int, bool]], command: str
 ) -> None:
     given = {f"part{n}": {"seed": seed, "quick": quick} for n, (seed, quick) in enumerate(made)}
@@ -293,10 +294,10 @@ def test_a_claim_whose_figure_was_not_drawn_has_no_link_to_it(small: Callable[..
 
 def test_figures_stand_under_their_part_with_title_and_caption(page: Page) -> None:
     shown = page.text("figures")
-    told = [
+    captions = [
         f"Title of {name} <b> Caption of {name}: 30 steps from (0.05, 0.05) & seed 7." for name in ("paths", "limits")
     ]
-    order = [TITLES["fig2"], told[0], TITLES["robustness"], told[1], TITLES["ring"]]
+    order = [TITLES["fig2"], captions[0], TITLES["robustness"], captions[1], TITLES["ring"]]
     places = [shown.index(text) for text in order]
     assert places == sorted(places)
 
@@ -325,9 +326,13 @@ def test_a_table_has_every_cell_under_its_heading_and_lies_beside_the_page(folde
     assert "Full size" not in shown
 
 
-def test_notes_are_a_list_below_the_caption(page: Page) -> None:
-    assert "what differs: The paper does not say T & <i>. Nor how long it trained." in page.text("figure-results")
-    assert page.source.count('<ul class="notes">') == 1
+def test_notes_are_a_list_in_a_closed_disclosure_below_the_caption(page: Page) -> None:
+    notes = "The paper does not say T & <i>. Nor how long it trained."
+    title = "Title of results <b>"
+    assert f"Caption of results; what differs: How this was made: {title} {notes} CSV" in page.text("figure-results")
+    assert notes in page.text("<details>")
+    assert page.source.count('<ul class="notes">') == 1  # no disclosure without notes
+    assert not [attrs for attrs in page.all("details") if "open" in attrs]
 
 
 ORIGIN = {
@@ -341,37 +346,39 @@ ORIGIN = {
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         ({}, None),
         (
             {"committed": True, "why": "there is no GPU here"},
             "These are the committed records, made on NVIDIA H200 (torch 2.11.0, Python 3.12.3, 2026-11, 1 min 30 s of "
-            "its time). There is no GPU here.",
+            "device time). There is no GPU here.",
         ),
-        ({"committed": False, "why": "never said"}, None),
+        ({"committed": False, "why": "not shown"}, None),
     ],
 )
-def test_committed_records_are_said_to_be_and_where_they_were_made(
-    tmp_path: Path, more: dict[str, object], said: str | None
+def test_committed_records_are_named_with_the_machine_that_made_them(
+    tmp_path: Path, more: dict[str, object], expected: str | None
 ) -> None:
     given = heads("fig2", "robustness")
     lines = {"fig2": [{"kind": "run"}], "robustness": [{"kind": "run"}, ORIGIN | more]}
     page = Page(build.build(tmp_path, given, lines, [], {}, titles=TITLES))
-    assert page.text("figures").count("committed") == (said is not None)
-    assert said is None or said in page.text("figures")
+    assert page.text("figures").count("committed") == (expected is not None)
+    assert expected is None or expected in page.text("figures")
     settings = page.text("settings")
     assert re.search(r"robustness 2 records of robustness 1 min 40 s .*2\.11\.0 3\.12\.3 NVIDIA H200", settings)
-    assert ("This is a quick run of fig2." in page.text("quick")) is (said is not None)  # the rest is not a quick one
+    assert ("This is a quick run of fig2." in page.text("quick")) is (
+        expected is not None
+    )  # committed records are not a quick run
 
 
-def test_a_committed_record_that_says_little_is_told_all_the_same(tmp_path: Path) -> None:
+def test_a_committed_record_without_details_is_named_too(tmp_path: Path) -> None:
     given, lines = {"fig2": heads()["fig2"]}, {"fig2": [{"kind": "origin", "committed": True}]}
     page = Page(build.build(tmp_path, given, lines, [], {}, titles=TITLES))
     assert "These are the committed records, made on another machine. " in page.text("figures")
 
 
-def test_what_the_parts_share_is_said_once_and_what_differs_for_each(small: Callable[..., Page]) -> None:
+def test_settings_that_the_parts_share_are_shown_once_and_others_per_part(small: Callable[..., Page]) -> None:
     alike, mixed = small().text("settings"), small("fig2").text("settings")
     head = heads()["fig2"]
     for text in (alike, mixed):
@@ -385,13 +392,6 @@ def test_what_the_parts_share_is_said_once_and_what_differs_for_each(small: Call
     assert "PartRecordsTimeSize fig2 3 records of fig2 2.3 s quick robustness" in mixed
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0.04, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"), (119.7, "2 min 0 s")]
-)
-def test_a_time_never_has_60_seconds(seconds: float, said: str) -> None:
-    assert build._duration(seconds) == said
-
-
 def test_the_errata_are_those_of_the_documentation_in_its_order() -> None:
     headings = re.findall(r"^## (E\d+): (.+)$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert [(erratum.id, erratum.title) for erratum in ERRATA] == headings
@@ -401,13 +401,16 @@ def test_the_errata_are_those_of_the_documentation_in_its_order() -> None:
 def test_the_errata_point_to_the_same_place_of_the_paper_as_the_documentation() -> None:
     table = dict(re.findall(r"^\| \[(E\d+)\]\(.*?\) \| (.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
     for erratum in ERRATA:
-        assert table[erratum.id].split()[0].rstrip(",") in erratum.where, erratum.id
+        assert table[erratum.id].split()[0].rstrip(",") in erratum.place, erratum.id
 
 
 @pytest.mark.parametrize("erratum", ERRATA, ids=lambda erratum: erratum.id)
 def test_every_erratum_is_on_the_page(page: Page, erratum: Erratum) -> None:
-    told = (f"{erratum.id} {erratum.title} ({erratum.where})", erratum.printed, erratum.right, erratum.here)
-    assert page.text(erratum.id) == " ".join(told).replace("`", "")
+    heading = f"{erratum.id} {erratum.title} ({erratum.place})"
+    row = " ".join((heading, erratum.printed, erratum.correct, erratum.software))
+    assert page.text(erratum.id) == row.replace("`", "")
+    for cell in (erratum.printed, erratum.correct, erratum.software):
+        assert len(re.sub(r"`[^`]+`", "formula", cell).split()) <= 25  # what a cell of a table may hold
 
 
 # odd input ------------------------------------------------------------------------------------------------------------
@@ -434,13 +437,16 @@ def test_text_cannot_become_markup(small: Callable[..., Page]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"plates": {"fig2": [plate("same")], "robustness": [plate("same")]}}, "two figures are called same"),
-        ({"plates": {"ring": [plate("ring")]}}, "only some of header, records and figures of ring"),
-        ({"records": {"fig2": []}}, "only some of header, records and figures of robustness"),
-        ({"titles": {"fig2": "Figure 2"}}, "no title of robustness"),
+        (
+            {"plates": {"fig2": [plate("same")], "robustness": [plate("same")]}},
+            "two figures are called same; give each its own name",
+        ),
+        ({"plates": {"ring": [plate("ring")]}}, "heads, records and plates disagree on ring; a part"),
+        ({"records": {"fig2": []}}, "heads, records and plates disagree on robustness; a part"),
+        ({"titles": {"fig2": "Figure 2"}}, "titles lacks robustness; give every part a title"),
     ],
 )
-def test_what_would_be_lost_is_refused_before_anything_is_written(
+def test_input_that_would_lose_a_part_is_refused_before_anything_is_written(
     tmp_path: Path, change: dict[str, dict[str, object]], message: str
 ) -> None:
     given = {"heads": heads(), "records": {name: [] for name in heads()}, "plates": {}, "titles": TITLES} | change

@@ -1,4 +1,4 @@
-"""The page in a browser: light and dark, on a desk, on a phone and on paper. Skipped where there is no Chromium."""
+"""The page in a browser: light and dark, on a desk, on a phone and on paper. Skipped without Chromium."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,8 +12,7 @@ from helpers import sample_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
 
-DESK, PHONE, SMALL_PHONE = (1280, 900), (360, 740), (320, 640)
-WIDTHS = ("clientWidth", "scrollWidth")  # what there is of an element, and what it would need
+DESK, TABLET, PHONE, SMALL_PHONE = (1280, 900), (768, 1024), (360, 740), (320, 640)
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -47,7 +46,8 @@ def browser() -> Iterator["sync_api.Browser"]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sample_report.build(tmp_path_factory.mktemp("report"), "fig2")  # the banner of a quick run is shown
+    """A report with everything that takes room: the banner of a quick run, and a table of records with all columns."""
+    return sample_report.build(tmp_path_factory.mktemp("report"), "fig2", elsewhere=True)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_every_image_loads_nothing_goes_wrong_and_nothing_goes_out(visit: Callab
     assert [url for url in opened.requests if not url.startswith("data:")] == [report.as_uri()]
 
 
-def test_those_checks_would_notice(visit: Callable[..., Opened], tmp_path: Path) -> None:
+def test_the_checks_for_errors_and_requests_notice_them(visit: Callable[..., Opened], tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text("<img src='http://127.0.0.1:9/far.png'><script>throw Error('torn')</script>")
     opened = visit(path=bad)
@@ -138,7 +138,7 @@ def test_all_text_stands_out_from_what_is_behind_it(visit: Callable[..., Opened]
     assert max(contrasts)[0] > 12  # black on white has 21: the measure measures
 
 
-@pytest.mark.parametrize("size", [PHONE, (768, 1024), DESK], ids=["phone", "tablet", "desk"])
+@pytest.mark.parametrize("size", [SMALL_PHONE, PHONE, TABLET, DESK], ids=["small phone", "phone", "tablet", "desk"])
 def test_the_page_is_never_wider_than_the_window(visit: Callable[..., Opened], size: tuple[int, int]) -> None:
     opened = visit(size)
     opened.value("document.querySelectorAll('details').forEach(one => one.open = true)")
@@ -160,14 +160,36 @@ def test_on_a_phone_a_table_of_numbers_has_each_beside_its_heading_and_none_that
     boxes = [cells.nth(i).bounding_box() for i in range(16) if cells.nth(i).is_visible()]
     assert len(boxes) == 16 - 5
     assert {box["width"] for box in boxes} == {PHONE[0] - 2 * 16}
-    assert max(box["height"] for box in boxes) < 60  # a line, or two where it is long
+    assert max(box["height"] for box in boxes) < 60  # one line, or two if it is long
 
 
-@pytest.mark.parametrize("size", [SMALL_PHONE, PHONE, DESK], ids=["small phone", "phone", "desk"])
-def test_nobody_has_to_scroll_a_table_of_numbers(visit: Callable[..., Opened], size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("width", [320, 360, 600, 740, 768, 900, 1000, 1080, 1100, 1280])
+def test_no_table_has_to_be_scrolled_sideways(visit: Callable[..., Opened], width: int) -> None:
+    opened = visit((width, 900))
+    boxes = opened.value(
+        "[...document.querySelectorAll('.scroll')].map(box => [box.clientWidth, box.scrollWidth])"
+    )  # what each has, and what its table takes
+    assert len(boxes) == 2  # the table of results, and that of the records
+    assert [pair for pair in boxes if pair[1] > pair[0]] == []
+
+
+@pytest.mark.parametrize("size", [TABLET, (1000, 800)], ids=["tablet", "small laptop"])
+def test_on_a_tablet_a_wide_table_has_its_cells_in_columns_each_beside_its_heading(
+    visit: Callable[..., Opened], size: tuple[int, int]
+) -> None:
     opened = visit(size)
-    room, taken = (opened.value(f"document.querySelector('#figure-results .scroll').{x}") for x in WIDTHS)
-    assert taken <= room
+    cells = opened.page.locator("#figure-results tbody tr:last-child td")
+    boxes = [cells.nth(i).bounding_box() for i in range(8)]
+    assert 1 < len({box["x"] for box in boxes}) < 8
+    labels = opened.value(
+        "[...document.querySelectorAll('#figure-results tbody tr:last-child td')]"
+        ".map(cell => getComputedStyle(cell, '::before').content)"
+    )
+    assert labels[0] == '"w2 train"'
+    assert len({*labels}) == 8
+    missing = opened.page.locator("#figure-results .missing")
+    assert missing.count() == 5
+    assert not any(missing.nth(i).is_visible() for i in range(5))
 
 
 def test_on_a_desk_a_table_of_numbers_fits_and_each_stands_below_its_heading(visit: Callable[..., Opened]) -> None:
@@ -187,7 +209,7 @@ def test_the_first_screen_has_the_answer(visit: Callable[..., Opened]) -> None:
             assert box["y"] + box["height"] <= size[1], selector
 
 
-def test_on_a_phone_a_figure_fits_and_can_be_had_at_its_own_size(visit: Callable[..., Opened]) -> None:
+def test_on_a_phone_a_figure_fits_and_can_be_shown_at_its_own_size(visit: Callable[..., Opened]) -> None:
     opened = visit(PHONE)
     assert opened.box("#figure-shares img")["width"] < PHONE[0]
     opened.page.get_by_label("Full size").nth(1).check()
@@ -212,12 +234,26 @@ def test_the_keyboard_shows_where_it_is(visit: Callable[..., Opened]) -> None:
     assert opened.value("document.activeElement.textContent") == "Claims"  # after the skip link and the name
 
 
-def test_on_paper_the_numbers_are_unfolded_and_the_navigation_is_gone(visit: Callable[..., Opened]) -> None:
+def test_the_keyboard_opens_how_a_figure_was_made(visit: Callable[..., Opened]) -> None:
+    opened = visit()
+    notes = opened.page.locator("#figure-results .notes")
+    assert not notes.is_visible()
+    opened.page.locator("#figure-results summary").focus()
+    opened.page.keyboard.press("Enter")
+    assert notes.is_visible()
+    assert opened.box("#figure-results summary")["height"] < 40  # its hidden words take no room
+    opened.page.keyboard.press("Enter")
+    assert not notes.is_visible()
+
+
+def test_on_paper_all_disclosures_are_open_and_the_navigation_is_gone(visit: Callable[..., Opened]) -> None:
     opened = visit(scheme="dark")
-    numbers = opened.page.locator("#claim-C1 dl")
-    assert not numbers.is_visible()
+    hidden = [
+        opened.page.locator(selector) for selector in ("#claim-C1 dl", "#claim-C1 .quiet", "#figure-results .notes")
+    ]
+    assert not any(each.is_visible() for each in hidden)
     opened.page.emulate_media(media="print")
-    assert numbers.is_visible()
+    assert all(each.is_visible() for each in hidden)
     assert not opened.page.locator("nav").is_visible()
     assert opened.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert min(opened.value(CONTRASTS))[0] >= 4.5  # ink, and not the light letters of the dark page

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from torchbelay.lab.claims.score import about_equal, beats_ema
-from torchbelay.lab.claims.trained import other_sign
+from torchbelay.lab.claims.score import judge_cifar10, judge_mnist
+from torchbelay.lab.claims.trained import compare_signs, count_lost_by_sign
 from torchbelay.lab.part import Plate, Record, Table
 from torchbelay.lab.registry import PARTS
 
@@ -196,22 +196,23 @@ def test_the_bar_lies_in_a_gap_of_every_part() -> None:
 
 
 def test_the_verdicts() -> None:
-    c9, c10 = beats_ema({"mnist": ALL["mnist"]}), about_equal({"cifar10": ALL["cifar10"]})
+    c9, c10 = judge_mnist({"mnist": ALL["mnist"]}), judge_cifar10({"cifar10": ALL["cifar10"]})
     if not any(r.get("study") == "table1" for r in ALL["mnist"]):
-        assert c9.summary.endswith("FID has not been run; by FID it might yet hold in part.")
+        assert c9.summary.endswith("FID was not run.")
     everyone = [x for arm in ("EMA", "matched EMA", "BELAY") for x in losses("mnist", "rates", arm, 0.05)]
-    assert ("all lost in every seed" in c9.summary) is (min(everyone) > BAR)
+    assert ("BELAY, EMA and the matched EMA lose every seed" in c9.summary) is (min(everyone) > BAR)
     found = dict(c10.numbers)
     for rival in ("EMA", "matched EMA"):
         pair = losses("cifar10", "cifar10", "BELAY", 1e-3), losses("cifar10", "cifar10", rival, 1e-3)
         assert numbers(found[f"test loss: BELAY ÷ {rival}"])[:3] == pytest.approx(ratio(*pair), abs=6e-4)
-    said = other_sign(ALL)
+    signs = dict([*count_lost_by_sign(ALL), *compare_signs(ALL)])
     below, none, above = (
         sum(x > BAR for r in {r["arm"] for r in ALL["sign"] if r["kind"] == "run" and side(r["theta"])}
             for x in losses("sign", "sign", r, 1.2e-2))
         for side in (lambda t: t < 0, lambda t: t == 0, lambda t: t > 0)
     )  # fmt: skip
-    assert f"loses {below or 'none'} of 15 runs on MNIST at 0.012, where EMA (θ = 0) loses {none} of 5" in said
-    assert f"θ > 0 {above} of 10" in said
+    lost = signs["MNIST at 0.012: runs lost with θ < 0, θ = 0 (EMA), θ > 0"]
+    assert lost == f"{below} of 15, {none} of 5, {above} of 10"
     other = ratio(losses("cifar10", "cifar10", "θ −0.5", 1e-3), losses("cifar10", "cifar10", "EMA", 1e-3))
-    assert "on CIFAR-10 θ = −0.5 has {:.3f} times EMA's loss ({:.3f} to {:.3f})".format(*other) in said
+    on_cifar10 = signs["CIFAR-10 at 0.001: test loss with θ = −0.5 ÷ EMA's"]
+    assert on_cifar10 == "{:.3f} ({:.3f} to {:.3f})".format(*other)

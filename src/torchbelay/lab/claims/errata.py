@@ -1,7 +1,7 @@
-"""Where the paper is mistaken or says two things, as the report lists it.
+"""The paper's mistakes and contradictions, as the report lists them.
 
-The full story, with the tests that show each one, is docs/errata.md; an installed package does not carry that file, so
-the short form is kept here, and a test holds the two together. What stands between backticks is a formula or code.
+docs/errata.md has the full story of each, with the tests that prove it. An installed package does not contain that
+file, so a short form is kept here, and a test compares the two. Text between backticks is a formula or code.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Erratum:
-    """One slip of the paper."""
+    """One mistake of the paper."""
 
     id: str  # "E1" …
     title: str  # as in docs/errata.md
-    where: str  # in the paper
+    place: str  # the section or algorithm of the paper
     printed: str
-    right: str
-    here: str  # what the software does
+    correct: str
+    software: str  # what the software does
 
 
 ERRATA: tuple[Erratum, ...] = (
@@ -26,14 +26,14 @@ ERRATA: tuple[Erratum, ...] = (
         "§3",
         "`w2(t+Δt) = α·w1 + (1−α)·w2` with `α = 1 − kΔt²/(2m2)`",
         "`w2(t+Δt) = (1−α)·w1 + α·w2`: an infinitely heavy average does not move",
-        "Algorithm 1's form, which has it right",
+        "Algorithm 1's form, which is correct",
     ),
     Erratum(
         "E2",
         "alpha and beta change places",
         "§3",
-        "the factor of `m1` is β and that of `m2` is α; Algorithm 1 has them the other way round",
-        "either, if kept throughout",
+        "the factor of `m1` is β and that of `m2` is α; Algorithm 1 has the opposite",
+        "either, if used consistently",
         "Algorithm 1's names: `α = 1 − κ1`, `β = 1 − κ2`",
     ),
     Erratum(
@@ -42,16 +42,16 @@ ERRATA: tuple[Erratum, ...] = (
         "Algorithm 1, footnote",
         "the velocity gains `η/(2α)·g`",
         "`2α·η·g`, since the position gains `α·η·g` in the same step",
-        '`2α`; the printed factor as `force="printed"`. Nothing of it is seen without velocities, as in all of the '
-        "paper's experiments",
+        '`2α`; `force="printed"` gives the printed factor. Without velocities, as in all of the paper\'s experiments, '
+        "both give the same weights",
     ),
     Erratum(
         "E4",
         "the constants of the overdamped motion",
         "appendix",
-        "`C1 = w0·(δ/√(δ²−k/m) − ½)`, `C2 = w0·(½ − δ/√(δ²−k/m))`: they sum to 0, and the motion should start at `w0`",
+        "`C1 = w0·(δ/√(δ²−k/m) − ½)`, `C2 = w0·(½ − δ/√(δ²−k/m))`: they sum to 0, but the motion starts at `w0`",
         "`C1, C2 = (w0/2)(1 ± δ/√(δ²−k/m))`",
-        "the right ones",
+        "the correct constants",
     ),
     Erratum(
         "E5",
@@ -59,22 +59,22 @@ ERRATA: tuple[Erratum, ...] = (
         "§3.3, appendix",
         "`k ≈ k0·T0/T` in §3.3, `k = k0/T` in the appendix",
         "`k0·T0/T` to first order; exactly `k(T) = 2(1 − (1−κ0)^(T0/T))/(1/m1 + 1/m2)` with `κ0 = (k0/2)(1/m1 + 1/m2)`",
-        '`rule="printed"`, refused where it is no average any more, and `rule="exact"`',
+        '`rule="printed"`, with an error if it gives no average, and `rule="exact"`',
     ),
     Erratum(
         "E6",
         "the weights before the step, or after it",
         "Eq. 1, §3",
         "Eq. 1 averages the weights after the step, the oscillator those before it",
-        "two schemes: one step apart without feedback, and more than that with it",
+        "two schemes: they differ by one step without feedback, and by more with it",
         '`follow="before"` (Algorithm 1) and `follow="after"` (Eq. 1, and every EMA library)',
     ),
     Erratum(
         "E7",
         "what the number of an EMA means",
         "Eq. 1, §3.3",
-        "α weights the new point in Eq. 1, and the old average in “EMA, α = 0.95”",
-        "either, if kept throughout",
+        "α weights the new point in Eq. 1, but the old average in “EMA, α = 0.95”",
+        "either, if used consistently",
         "`decay` is always the weight of the old average",
     ),
     Erratum(
@@ -82,15 +82,15 @@ ERRATA: tuple[Erratum, ...] = (
         "what becomes of the velocity",
         "damping",
         "`c = 2m` returns the velocity to 0 between steps",
-        "`v' = −v + …`: it changes sign at every step and never decays; it only drops out of the positions",
-        "no velocity is kept there; the positions are the same",
+        "`v' = −v + …`: it changes sign at every step and never decays, but it drops out of the positions",
+        "no velocity is stored in this case; the positions are the same",
     ),
     Erratum(
         "E9",
         "the Rosenbrock function",
         "experiments",
         "`(a−x)² + b·(x−y²)²` with `a = 0`",
-        "the textbook has `(a−x)² + b·(y−x²)²`, which is another function",
+        "the textbook has `(a−x)² + b·(y−x²)²`, which is a different function",
         "the function as printed; its curvature at the minimum is 202",
     ),
     Erratum(
@@ -98,15 +98,15 @@ ERRATA: tuple[Erratum, ...] = (
         "the sign of momentum",
         "momentum section",
         "`+α·v` is added to the weights, with `v` an average of `+∇L`",
-        "`−α·v`: with the plus every step size diverges",
-        "minus; it is the method `heavy_ball`, a spring that repels",
+        "`−α·v`: with a plus, every step size diverges",
+        "minus; this is the method `heavy_ball`, a spring that repels",
     ),
     Erratum(
         "E11",
         "where the average starts",
         "Algorithm 1",
         "`w1(0)` and `w2(0)` each start at small random values",
-        "an average that starts elsewhere than the model drags the model there",
+        "an average that starts away from the model drags the model towards itself",
         "`w2(0) = w1(0)`",
     ),
     Erratum(
@@ -114,7 +114,7 @@ ERRATA: tuple[Erratum, ...] = (
         "gradients of an average",
         "§3.1",
         "`L` must be linear, and the weights of the average sum to 1",
-        "`∇L` must be affine (`L` quadratic), and they sum to `1 − (1−λ)^(t+1)`",
-        "stated and tested in that form; the average starts as a copy, which has the missing weight",
+        "`∇L` must be affine (`L` quadratic), and the weights sum to `1 − (1−λ)^(t+1)`",
+        "tested in that form; the average starts as a copy of the model, which supplies the missing weight",
     ),
 )

@@ -5,48 +5,73 @@ from collections.abc import Sequence
 
 from torchbelay.lab.part import Record
 from torchbelay.lab.plane.fig3 import PAPER
+from torchbelay.lab.report.words import listed, sentence
 
-from .verdict import Answer, Claim, Finding, Records, of_parts
+from .verdict import Answer, Claim, Finding, Records, combine
 
-WORKS = 0.9  # a method works at a rate if this share of the starts converges
-BOX = 0.5  # half-width of the starts on Rosenbrock that the claims are judged by
-SAVES = 0.1  # of the starts: fewer diverge by at least so much
-AT_ITS_LIMIT = 3.0  # half an order of magnitude: a rate is the highest that a method can bear if so many times it fails
+WORKS = 0.9  # a method works at a rate if at least this share of the starts converges
+BOX = 0.5  # half-width of the square of starts on Rosenbrock that the claims are judged by
+SAVES = 0.1  # averaging saves SGD if the share of starts that diverge falls by at least this much
+AT_ITS_LIMIT = 3.0  # half an order of magnitude: a rate is at its limit if 3 times that rate fails
 SIX = ("BELAY+Adam", "BELAY+SGD", "EMA+Adam", "EMA+SGD", "Adam", "SGD")
 
 
-def ships(arm: str) -> str:
-    """What a method is judged by: its average, if it has one."""
+def judged_weights(arm: str) -> str:
+    """Return the weights that an arm is judged by: its average w2 if it has one, else w1.
+
+    >>> judged_weights("EMA+SGD"), judged_weights("SGD")
+    ('w2', 'w1')
+    """
     return "w2" if "+" in arm else "w1"
 
 
-def percent(share: float) -> str:
-    """A share as people read it."""
+def format_share(share: float) -> str:
+    """Return a share as a percentage.
+
+    >>> format_share(0.664)
+    '66%'
+    """
     return f"{share:.0%}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names as a sentence has them."""
-    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names) or "none"
+def format_steps(steps: float) -> str:
+    """Return a number of steps; infinitely many are "never".
+
+    >>> format_steps(163.0), format_steps(math.inf)
+    ('163', 'never')
+    """
+    return f"{steps:g}" if math.isfinite(steps) else "never"
+
+
+def format_factor(factor: float) -> str:
+    """Return a factor with two digits.
+
+    >>> format_factor(8.38), format_factor(104.0)
+    ('8.4 times', '100 times')
+    """
+    return f"{float(f'{factor:.2g}'):g} times"
 
 
 # C1 and C2: Figure 2 -----------------------------------------------------------------------------------------------
 
 
 def shares(records: Records, lr: float, judged: str | None = None) -> dict[str, Record]:
-    """What became of the many starts on Rosenbrock at a learning rate, by arm; judged by what it ships, or as said."""
+    """Return each arm's record of the many starts on Rosenbrock at a learning rate.
+
+    `judged` chooses the weights to look at; by default they are those that the arm is judged by.
+    """
     return {
         r["arm"]: r
         for r in records["fig2"]
         if r["kind"] == "share"
         and r["lr"] == lr
         and r["half_width"] == BOX
-        and r["judged"] == (judged or ships(r["arm"]))
+        and r["judged"] == (judged or judged_weights(r["arm"]))
     }
 
 
-def high_rate(records: Records) -> Finding:
-    """C1."""
+def judge_high_rate(records: Records) -> Finding:
+    """Judge C1."""
     at = shares(records, 0.15)
     works = [arm for arm in SIX if at[arm]["converged"] >= WORKS]
     claimed = [arm for arm in works if arm in ("BELAY+Adam", "EMA+Adam")]
@@ -55,94 +80,86 @@ def high_rate(records: Records) -> Finding:
     answer = Answer.FAILS if len(claimed) < 2 else Answer.HOLDS if only else Answer.IN_PART
     weights = {arm: r["converged"] for arm, r in shares(records, 0.15, judged="w1").items()}
     summary = (
-        f"At learning rate 0.15 {listed(works)} converge from at least {percent(WORKS)} of the starts (Adam itself "
-        f"from {percent(at['Adam']['converged'])}, and from {percent(control)} at BELAY's effective rate). It is the "
-        f"average that is steady: BELAY's own weights w1 converge from {percent(weights['BELAY+Adam'])}."
+        f"At learning rate 0.15, {listed(works, none='no method')} converged from at least {format_share(WORKS)} of "
+        f"the starts. Adam alone converged from {format_share(at['Adam']['converged'])}, and from "
+        f"{format_share(control)} at BELAY's effective rate."
     )
-    numbers = [(f"{arm}, judged by {r['judged']}", percent(r["converged"])) for arm, r in at.items()]
-    numbers += [(f"{arm}, judged by w1", percent(weights[arm])) for arm in ("BELAY+Adam", "EMA+Adam")]
+    numbers = [(f"{arm}, judged by {r['judged']}", format_share(r["converged"])) for arm, r in at.items()]
+    numbers += [(f"{arm}, judged by w1", format_share(weights[arm])) for arm in ("BELAY+Adam", "EMA+Adam")]
     return Finding(answer, summary, tuple(numbers))
 
 
-def medium_rate(records: Records) -> Finding:
-    """C2."""
+def judge_medium_rate(records: Records) -> Finding:
+    """Judge C2."""
     at = shares(records, 0.01)
     fewer = {arm: at["SGD"]["diverged"] - at[f"{arm}+SGD"]["diverged"] for arm in ("EMA", "BELAY")}
     saved = [round(share, 6) >= SAVES for share in fewer.values()]  # 0.5 − 0.4 is a hair less than 0.1
     control = at["SGD at BELAY's effective rate"]["diverged"]
     summary = (
-        f"At learning rate 0.01 SGD diverges from {percent(at['SGD']['diverged'])} of the starts, with EMA from "
-        f"{percent(at['EMA+SGD']['diverged'])}, with BELAY from {percent(at['BELAY+SGD']['diverged'])}; plain SGD at "
-        f"BELAY's effective rate from {percent(control)}."
+        f"At learning rate 0.01, SGD diverged from {format_share(at['SGD']['diverged'])} of the starts, with EMA from "
+        f"{format_share(at['EMA+SGD']['diverged'])} and with BELAY from {format_share(at['BELAY+SGD']['diverged'])}. "
+        f"Plain SGD at BELAY's effective rate diverged from {format_share(control)}."
     )
     numbers = tuple(
-        (f"{arm}: diverged", percent(r["diverged"])) for arm, r in at.items() if arm.endswith(("SGD", "rate"))
+        (f"{arm}: diverged", format_share(r["diverged"])) for arm, r in at.items() if arm.endswith(("SGD", "rate"))
     )
-    return Finding(of_parts(saved), summary, numbers)
+    return Finding(combine(saved), summary, numbers)
 
 
 # C3 and C4: Figure 3 -----------------------------------------------------------------------------------------------
 
 
 def arrival(record: Record, field: str = "median_arrival") -> float:
-    """The median step of arrival, of all starts or of those that arrive; never is later than any."""
+    """Return the median step of arrival, of all starts or of those that arrive; infinity means never."""
     return math.inf if record[field] is None else float(record[field])
 
 
-def said(steps: float) -> str:
-    """A number of steps as people read it."""
-    return f"{steps:g}" if math.isfinite(steps) else "never"
-
-
-def among_the_fastest(records: Records) -> Finding:
-    """C3."""
-    kept, beaten, numbers = [], [], []
-    functions = list(dict.fromkeys(r["function"] for r in records["fig3"] if r["kind"] == "arrival"))
-    for function in functions:
+def judge_speed(records: Records) -> Finding:
+    """Judge C3."""
+    fast, beaten, numbers = [], [], []
+    names = list(dict.fromkeys(r["function"] for r in records["fig3"] if r["kind"] == "arrival"))
+    for function in names:
         at = {r["arm"]: arrival(r) for r in records["fig3"] if r["kind"] == "arrival" and r["function"] == function}
         best = min(at["BELAY+Adam"], at["BELAY+SGD"])
         rank = 1 + sum(at[arm] < best for arm in SIX)
-        kept.append(rank <= 2 and math.isfinite(best))
+        fast.append(rank <= 2 and math.isfinite(best))
         if min(value for arm, value in at.items() if arm.endswith("effective rate")) < best:
             beaten.append(function)
-        numbers.append((f"{function}: rank of the faster BELAY of the six, its median steps", f"{rank}, {said(best)}"))
-        numbers += [(f"{function}: {arm}", said(value)) for arm, value in at.items()]
+        numbers.append((f"{function}: rank of the faster BELAY among the six", f"{rank}"))
+        numbers += [(f"{function}: median steps of {arm}", format_steps(value)) for arm, value in at.items()]
     summary = (
-        f"BELAY is among the two fastest of the six on {sum(kept)} of {len(kept)} functions at the paper's rates; "
-        f"SGD or Adam alone, at BELAY's effective rate, is faster than it on {len(beaten)} of {len(kept)}."
+        f"At the paper's rates, BELAY is among the two fastest of six methods on {sum(fast)} of {len(fast)} functions. "
+        f"SGD or Adam alone, at BELAY's effective rate, is faster on {len(beaten)} of {len(fast)}."
     )
-    answer = of_parts(kept)
+    answer = combine(fast)
     return Finding(Answer.IN_PART if answer is Answer.HOLDS and beaten else answer, summary, tuple(numbers))
 
 
-def saddle(records: Records) -> Finding:
-    """C4."""
+def judge_saddle(records: Records) -> Finding:
+    """Judge C4."""
     found = {r["arm"]: r for r in records["fig3"] if r["kind"] == "saddle"}
     at = {arm: arrival(r, "median_of_arrived") for arm, r in found.items()}
     struggles = at["momentum"] > at["SGD"] or at["Adam"] > at["Adam without momentum"]
-    cures = {
-        f"{average} with {inner}": at[f"{average}+{inner}"] < at[inner]
-        for inner in ("momentum", "Adam")
-        for average in ("EMA", "BELAY")
-    }
-    helps = [name for name, helped in cures.items() if helped]
-    took = {arm: f"{said(value)} ({percent(found[arm]['converged'])} converge)" for arm, value in at.items()}
+    cures = [at[f"{average}+{inner}"] < at[inner] for inner in ("momentum", "Adam") for average in ("EMA", "BELAY")]
+    steps = {arm: format_steps(value) for arm, value in at.items()}
     summary = (
-        f"From the saddle, the median steps of those that arrive: momentum {took['momentum']}, SGD {took['SGD']}; Adam "
-        f"{took['Adam']}, without its momentum {took['Adam without momentum']}. An average makes it shorter in "
-        f"{len(helps)} of {len(cures)} cases: BELAY with momentum {took['BELAY+momentum']}, with Adam "
-        f"{took['BELAY+Adam']}."
+        f"From the saddle, the median steps with and without momentum are {steps['momentum']} and {steps['SGD']} for "
+        f"SGD, {steps['Adam']} and {steps['Adam without momentum']} for Adam. An average needs fewer steps in "
+        f"{sum(cures)} of {len(cures)} cases."
     )
-    numbers = tuple((f"{arm}: median steps of those that arrive", took[arm]) for arm in at)
-    return Finding(of_parts([struggles, bool(helps)]), summary, numbers)
+    numbers = tuple(
+        (f"{arm}: median steps of the runs that converge", f"{steps[arm]} ({format_share(r['converged'])} converge)")
+        for arm, r in found.items()
+    )
+    return Finding(combine([struggles, any(cures)]), summary, numbers)
 
 
 # C12 and C13: robustness -------------------------------------------------------------------------------------------
 
 
 def curve(records: Records, function: str, arm: str) -> list[Record]:
-    """An arm's records on a function, by learning rate."""
-    judged = ships(arm)
+    """Return an arm's records on a function, sorted by learning rate."""
+    judged = judged_weights(arm)
     found = [
         r
         for r in records["robustness"]
@@ -152,126 +169,131 @@ def curve(records: Records, function: str, arm: str) -> list[Record]:
 
 
 def functions(records: Records) -> list[str]:
-    """The functions that were tried."""
+    """Return the names of the functions that were tried."""
     return list(dict.fromkeys(r["function"] for r in records["robustness"] if r["kind"] == "rate"))
 
 
-def highest(chosen: Sequence[Record], field: str = "lr") -> float | None:
-    """The highest rate at which the method works."""
+def highest_rate(chosen: Sequence[Record], field: str = "lr") -> float | None:
+    """Return the highest rate at which the method works; None if it works at none."""
     return max((r[field] for r in chosen if r["converged"] >= WORKS), default=None)
-
-
-def times(factor: float) -> str:
-    """A factor as people read it, with two digits."""
-    return f"{float(f'{factor:.2g}'):g} times"
 
 
 PAPER_RATES = {arm.name: lr for arm, lr in PAPER.items()}
 
 
-def at_the_highest_rate(records: Records) -> Finding:
-    """C12."""
-    kept, numbers, room = [], [], {}
+def judge_rate_limits(records: Records) -> Finding:
+    """Judge C12."""
+    at_limit: list[str] = []
+    room: dict[str, float] = {}  # how many times the paper's rate still works
+    numbers = []
     for arm, paper in PAPER_RATES.items():
-        found = [h for f in functions(records) if (h := highest(curve(records, f, arm))) is not None]
-        if found:
-            room[arm] = min(found) / paper
-        kept.append(bool(found) and round(room[arm], 6) < AT_ITS_LIMIT)
-        worst = f"{min(found):.3g}, {times(room[arm])} it" if found else "none"
+        rates = [rate for f in functions(records) if (rate := highest_rate(curve(records, f, arm))) is not None]
+        if rates:
+            room[arm] = min(rates) / paper
+            at_limit += [arm] if round(room[arm], 6) < AT_ITS_LIMIT else []
+        worst = f"{min(rates):.3g} ({format_factor(room[arm])} the paper's)" if rates else "none"
         numbers.append(
-            (f"{arm}: paper's rate; the highest that works on every function where any does", f"{paper:g}; {worst}")
+            (f"{arm}: the paper's rate, and the highest that works on every function", f"{paper:g}, {worst}")
         )
-    at_limit = [arm for arm, yes in zip(PAPER_RATES, kept, strict=True) if yes]
-    others = [f"{arm} {times(room[arm])}" for arm in PAPER_RATES if arm not in at_limit and arm in room]
-    others += [f"{arm} works at no rate" for arm in PAPER_RATES if arm not in room]
+    more = [f"{arm} ({format_factor(room[arm])})" for arm in PAPER_RATES if arm not in at_limit and arm in room]
+    idle = [arm for arm in PAPER_RATES if arm not in room]
+    rest = [f"higher rates also work for {listed(more)}"] if more else []
+    rest += [f"no rate works for {listed(idle)}"] if idle else []
     summary = (
-        f"Of the six, {listed(at_limit)} ran within a factor of {AT_ITS_LIMIT:g} of the highest rate that works; "
-        f"what the others could have borne of theirs: {', '.join(others) or 'no more'}."
+        f"Of the six methods, {listed(at_limit, none='none')} ran within a factor of {AT_ITS_LIMIT:g} of the highest "
+        "rate that works."
     )
-    answer = Answer.HOLDS if all(kept) else Answer.IN_PART if 2 * sum(kept) >= len(kept) else Answer.FAILS
+    summary += f" {sentence('; '.join(rest))}" if rest else ""
+    share = len(at_limit) / len(PAPER_RATES)
+    answer = Answer.HOLDS if share == 1 else Answer.IN_PART if share >= 0.5 else Answer.FAILS
     return Finding(answer, summary, tuple(numbers))
 
 
-def against_momentum(records: Records) -> Finding:
-    """C13."""
-    kept: dict[str, bool] = {}
+def judge_against_momentum(records: Records) -> Finding:
+    """Judge C13."""
+    won: dict[str, bool] = {}
     numbers = []
     for field, kind in (("lr", "nominal"), ("effective_lr", "effective")):
         for arm in ("EMA+SGD", "BELAY+SGD"):
             wins, tried = 0, 0
             for f in functions(records):
-                mine, momentum = highest(curve(records, f, arm), field), highest(curve(records, f, "momentum"), field)
-                if mine is None and momentum is None:
+                own, momentum = (highest_rate(curve(records, f, name), field) for name in (arm, "momentum"))
+                if own is None and momentum is None:
                     continue
                 tried += 1
-                wins += (mine or 0) > (momentum or 0)
-                shown = [f"{x:.3g}" if x is not None else "none" for x in (mine, momentum)]
+                wins += (own or 0) > (momentum or 0)
+                shown = [f"{x:.3g}" if x is not None else "none" for x in (own, momentum)]
                 numbers.append((f"{f}, {kind}: highest rate of {arm} and of momentum", ", ".join(shown)))
-            kept[f"{arm}, {kind}"] = 2 * wins > tried
-            numbers.append((f"{kind}: functions on which {arm} bears more", f"{wins} of {tried}"))
-    better = [name for name, yes in kept.items() if yes]
+            won[f"{arm.removesuffix('+SGD')} by {kind} rate"] = 2 * wins > tried
+            numbers.append((f"{kind}: functions on which {arm} has the higher rate", f"{wins} of {tried}"))
+    better = [name for name, yes in won.items() if yes]
     summary = (
-        f"In the highest rate that works, averaging beats momentum 0.9 on most functions for {listed(better)}"
-        f" (of {len(kept)} comparisons: EMA and BELAY, nominal and effective rate)."
+        f"On most functions, averaging works at higher rates than momentum 0.9 in {len(better)} of {len(won)} "
+        f"comparisons{f': {listed(better)}' if better else ''}. The comparisons are EMA and BELAY, by nominal and by "
+        "effective rate."
     )
-    return Finding(of_parts(list(kept.values())), summary, tuple(numbers))
+    return Finding(combine(list(won.values())), summary, tuple(numbers))
 
 
 CLAIMS = (
     Claim(
         "C1",
         "At a high learning rate only BELAY and EMA on Adam converge without serious instability.",
-        f"Rosenbrock, learning rate 0.15, starts within ±{BOX}: BELAY+Adam and EMA+Adam converge (and stay) from at "
-        f"least {WORKS:.0%} of the starts, and neither the other four nor Adam at BELAY's effective rate does; in "
-        "part if only the first is so.",
+        f"Rosenbrock, learning rate 0.15, starts within ±{BOX}. Holds if BELAY+Adam and EMA+Adam converge from at "
+        f"least {WORKS:.0%} of the starts, and neither the other four methods nor Adam at BELAY's effective rate "
+        "does. Holds in part if only the first is true.",
         ("fig2",),
-        high_rate,
+        judge_high_rate,
         "fig2",
     ),
     Claim(
         "C2",
         "At a medium learning rate averaging keeps SGD from diverging.",
-        f"Rosenbrock, learning rate 0.01, starts within ±{BOX}: with EMA, and with BELAY, at least {SAVES:.0%} of the "
-        "starts fewer diverge than with SGD alone; in part if for one of the two.",
+        f"Rosenbrock, learning rate 0.01, starts within ±{BOX}. Holds if the share of starts that diverge is at least "
+        f"{100 * SAVES:.0f} percentage points lower with EMA than with SGD alone, and the same with BELAY. Holds in "
+        "part if one of the two is true.",
         ("fig2",),
-        medium_rate,
+        judge_medium_rate,
         "fig2-starts",
     ),
     Claim(
         "C3",
         "BELAY, with Adam or SGD, is always among the fastest.",
-        "At the paper's rates, from many starts: on each function the faster of the two BELAYs is among the two "
-        "fastest of the six by median steps, and the inner optimizer alone at BELAY's effective rate is not faster; "
-        "in part if the first is so on some functions.",
+        "The paper's learning rates, many starts, median steps. Holds if, on every function, the faster of BELAY+Adam "
+        "and BELAY+SGD is among the two fastest of the six methods, and neither SGD nor Adam alone at BELAY's "
+        "effective rate is faster. Holds in part if the first is true on some functions.",
         ("fig3",),
-        among_the_fastest,
+        judge_speed,
         "fig3-times",
     ),
     Claim(
         "C4",
         "On Beale's function momentum struggles near a saddle, and averaging cures it.",
-        "Starts around the saddle, everything at one rate, median steps of those that arrive: momentum needs more than "
-        "the same without it (SGD or Adam), and some average around it needs fewer; in part if one of the two.",
+        "Starts around the saddle, one learning rate for all methods, median steps of the runs that converge. Holds if "
+        "momentum needs more steps than the same optimizer without it (SGD or Adam), and some average around it needs "
+        "fewer. Holds in part if one of the two is true.",
         ("fig3",),
-        saddle,
+        judge_saddle,
         "fig3-saddle",
     ),
     Claim(
         "C12",
         "Each method was run at the highest learning rate that it can handle.",
-        f"A method is at its highest rate if {AT_ITS_LIMIT:g} times it exceeds what works (converges from at least "
-        f"{WORKS:.0%} of the starts) on some function; in part if for at least half of the six.",
+        f"A method ran at its highest rate if {AT_ITS_LIMIT:g} times that rate is more than works on some function. A "
+        f"rate works if at least {WORKS:.0%} of the starts converge; a function on which no rate works does not count. "
+        "Holds if all six methods ran at their highest rate, in part if at least half did.",
         ("robustness",),
-        at_the_highest_rate,
+        judge_rate_limits,
         "robustness-sgd-nominal",
     ),
     Claim(
         "C13",
         "Averaging stabilises better than momentum does.",
-        "The highest rate that works is higher than that of momentum 0.9 on most functions: for EMA and for BELAY, "
-        "in the nominal and in the effective rate; in part if for some of the four.",
+        "Four comparisons with momentum 0.9: EMA+SGD and BELAY+SGD, by nominal and by effective learning rate. "
+        "Averaging wins a comparison if its highest rate that works is higher on most functions. Holds if it wins all "
+        "four, in part if it wins some.",
         ("robustness",),
-        against_momentum,
+        judge_against_momentum,
         "robustness-sgd-effective",
     ),
 )

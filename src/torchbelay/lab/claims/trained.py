@@ -1,14 +1,15 @@
-"""The claim that matters most to those who train, C11: is BELAY more robust to the learning rate?
+"""C11, the claim that matters most in training: is BELAY more robust to the learning rate?
 
-How wide the range of rates that work is does not depend on whether they are nominal or effective: it is a ratio.
-So it is the width that is compared, on the plane, on the ring and on MNIST, with EMA and with the matched EMA. Whatever
-BELAY's feedback itself contributes must show against the latter. What the other sign of the spring does is told, too,
-and decides nothing.
+The width of the range of working rates is a ratio, so it is the same for nominal and for effective rates. C11 compares
+this width on the plane, on the ring and on MNIST, with EMA and with the matched EMA. The comparison with the matched
+EMA shows what BELAY's feedback itself contributes. The other sign of the spring is reported in the numbers and does
+not change the verdict.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from torchbelay.lab.part import Record
 from torchbelay.lab.report.words import listed
@@ -19,81 +20,90 @@ from torchbelay.lab.statistics import MARGIN, working_range
 from torchbelay.lab.statistics import WORKS as BAR
 
 from .planar import WORKS, curve, functions
-from .verdict import Claim, Finding, Records, of_parts
+from .verdict import Claim, Finding, Records, combine
 
 FAMILIES = ("SGD", "Adam")
-NOTABLE = 2  # steps of the grid of learning rates: narrower differences count as none
-RIVALS = ("EMA", "matched EMA")
-SURE = 0.9  # of the seeds; by chance 9 of 10 would agree once in ninety times
+NOTABLE = 2  # steps of the grid of learning rates; smaller differences do not count
+RIVALS = {"EMA": "EMA's", "matched EMA": "the matched EMA's"}  # each with its possessive
+SURE = 0.9  # share of the seeds; by chance, 9 of 10 agree once in ninety times
 
 
-def working(chosen: Sequence[Record]) -> int:
-    """The length of the longest run of rates on the grid at which a method works."""
+class Tally(NamedTuple):
+    """The number of cases, and in how many of them BELAY's range is wider or narrower than the rival's."""
+
+    wider: int
+    narrower: int
+    cases: int
+
+
+def count_working(chosen: Sequence[Record]) -> int:
+    """Return the length of the longest unbroken run of rates on the grid at which a method works."""
     runs = [sum(1 for _ in some) for works, some in groupby(chosen, lambda r: bool(r["converged"] >= WORKS)) if works]
     return max(runs, default=0)
 
 
 def decades(chosen: Sequence[Record]) -> float:
-    """How many decades lie between two neighbours on the grid of learning rates."""
+    """Return the number of decades between two neighbours on the grid of learning rates."""
     return math.log10(chosen[-1]["lr"] / chosen[0]["lr"]) / (len(chosen) - 1)
 
 
-def on_the_plane(records: Records, rival: str) -> tuple[int, int, int, list[tuple[str, str]]]:
-    """On how many functions, with SGD and with Adam, BELAY's range is wider, narrower, or neither; and the widths."""
-    wider = narrower = tried = 0
+def compare_on_plane(records: Records, rival: str) -> tuple[Tally, list[tuple[str, str]]]:
+    """Compare BELAY's range with a rival's on every function, with SGD and with Adam; also return the widths."""
+    wider = narrower = cases = 0
     numbers = []
     for family in FAMILIES:
         for function in functions(records):
-            mine, other = (curve(records, function, f"{arm}+{family}") for arm in ("BELAY", rival))
-            difference = working(mine) - working(other)
+            own, other = (curve(records, function, f"{arm}+{family}") for arm in ("BELAY", rival))
+            difference = count_working(own) - count_working(other)
             wider += difference >= NOTABLE
             narrower += difference <= -NOTABLE
-            tried += 1
-            widths = [f"{working(chosen) * decades(chosen):.2g}" for chosen in (mine, other)]
+            cases += 1
+            widths = [f"{count_working(chosen) * decades(chosen):.2g}" for chosen in (own, other)]
             numbers.append((f"{function}, {family}: decades that work, BELAY and {rival}", ", ".join(widths)))
-    return wider, narrower, tried, numbers
+    return Tally(wider, narrower, cases), numbers
 
 
-Curves = dict[int, dict[float, float | None]]  # of each seed, the test loss at each learning rate
+Curves = dict[int, dict[float, float | None]]  # for each seed, the test loss at each learning rate
 
 
-def on_the_ring(records: Records, rival: str, *, shared: bool) -> tuple[int, int, int]:
-    """For how many seeds BELAY's range is wider, and narrower, of how many; each arm at its first setting."""
-    return _wider(_by_seed(records, "BELAY"), _by_seed(records, rival), shared=shared)
+def compare_on_ring(records: Records, rival: str, *, shared: bool) -> Tally:
+    """Compare the ranges seed by seed on the ring; each arm at its first setting."""
+    return _compare(_curves(records, "BELAY"), _curves(records, rival), shared=shared)
 
 
-def on_mnist(records: Records, rival: str, *, shared: bool) -> tuple[int, int, int]:
-    """The same for the score models of MNIST; of no seed, where they were not run."""
+def compare_on_mnist(records: Records, rival: str, *, shared: bool) -> Tally:
+    """Compare the ranges seed by seed for the score models of MNIST; no case if they were not run."""
     study = StudyResults(records.get("mnist", ()), "rates")
-    return _wider(study.by_seed("BELAY"), study.by_seed(rival), shared=shared)
+    return _compare(study.by_seed("BELAY"), study.by_seed(rival), shared=shared)
 
 
-def _wider(mine: Curves, other: Curves, *, shared: bool) -> tuple[int, int, int]:
-    """For how many seeds the one range is wider, and narrower, than the other, of how many that both have.
+def _compare(own: Curves, other: Curves, *, shared: bool) -> Tally:
+    """Count the seeds for which the one range is wider, and narrower, than the other.
 
-    A rate works if the loss is within a factor of the method's own best, or of the best that either of the two reaches:
-    by the former a curve may be flat because it is nowhere good, by the latter narrow although it is flat.
+    A rate works if its loss is within a factor of a best loss. With `shared` that is the better best loss of the two
+    methods, else each method's own. Neither is enough alone: by its own best loss, a curve may be flat because it is
+    bad everywhere; by the shared one, a flat curve may be narrow.
     """
     wider = narrower = 0
-    seeds = [seed for seed in mine if seed in other]
+    seeds = [seed for seed in own if seed in other]
     for seed in seeds:
-        pair = (mine[seed], other[seed])
+        pair = (own[seed], other[seed])
         bests = [min((x for x in curve.values() if x is not None), default=math.inf) for curve in pair]
         bars = [min(bests)] * 2 if shared else bests
         one, two = (_width(curve, BAR * best) for curve, best in zip(pair, bars, strict=True))
         wider += one > MARGIN * two
         narrower += two > MARGIN * one
-    return wider, narrower, len(seeds)
+    return Tally(wider, narrower, len(seeds))
 
 
 def _width(curve: dict[float, float | None], limit: float) -> float:
-    """Of the range in which the losses stay within a limit; 0 if they nowhere do."""
+    """Return the width of the range in which the losses stay within a limit; 0 if there is none."""
     found = working_range(list(curve), list(curve.values()), limit) if math.isfinite(limit) else None
     return 0.0 if found is None else found.width
 
 
-def _by_seed(records: Records, arm: str) -> Curves:
-    """The test loss at each learning rate, for each seed."""
+def _curves(records: Records, arm: str) -> Curves:
+    """Return an arm's test loss on the ring at each learning rate, for each seed."""
     runs = [r for r in records["ring"] if r["kind"] == "run" and r["arm"] == arm]
     found: Curves = {}
     for r in sorted(runs, key=lambda r: float(r["lr"])):
@@ -102,102 +112,95 @@ def _by_seed(records: Records, arm: str) -> Curves:
     return found
 
 
-BARS = {"the better best loss of the two": True, "each one's own best": False}  # whether both share it
-TRAINED = {"the ring": on_the_ring, "score models of MNIST": on_mnist}
+BARS = {"the better best loss of the two": True, "each method's own best loss": False}  # whether the two share it
+TRAINED = {"the ring": compare_on_ring, "score models of MNIST": compare_on_mnist}
 
 
-def more_robust(records: Records) -> Finding:
-    """C11."""
-    kept, numbers = [], []
-    said, own = [], []  # of each rival; and where only each one's own best loss shows a wider range
-    for rival in RIVALS:
-        wider, narrower, tried, widths = on_the_plane(records, rival)
-        kept.append(wider > narrower)
-        numbers += [(f"plane: wider than {rival}, narrower, of", f"{wider}, {narrower}, {tried}"), *widths]
-        counts = {"cases on the plane": (wider, narrower, tried)}
-        for place, trained in TRAINED.items():
+def judge_robustness(records: Records) -> Finding:
+    """Judge C11."""
+    wins: list[bool] = []
+    numbers: list[tuple[str, str]] = []
+    clauses: list[str] = []
+    own: list[str] = []  # what only each method's own best loss shows
+    for rival, possessive in RIVALS.items():
+        plane, widths = compare_on_plane(records, rival)
+        wins.append(plane.wider > plane.narrower)
+        numbers += [(f"plane: BELAY's range against {possessive}", _format_tally(plane, "cases")), *widths]
+        tallies = [plane]
+        for place, compare in TRAINED.items():
             for bar, shared in BARS.items():
-                above, below, seeds = trained(records, rival, shared=shared)
-                if not seeds:
+                tally = compare(records, rival, shared=shared)
+                if not tally.cases:
                     continue
-                kept.append(above >= SURE * seeds)
-                about = f"{place.removeprefix('the ')}, by {bar}: seeds with a wider range than {rival}, narrower, of"
-                numbers.append((about, f"{above}, {below}, {seeds}"))
+                wins.append(tally.wider >= SURE * tally.cases)
+                label = f"{place.removeprefix('the ')}, by {bar}: BELAY's range against {possessive}"
+                numbers.append((label, _format_tally(tally, "seeds")))
                 if shared:
-                    counts[f"seeds on {place}"] = (above, below, seeds)
-                elif kept[-1] and not kept[-2]:
-                    own.append(f"{_whose(rival)} for {above} of {seeds} seeds on {place}")
-        said.append(f"than {_whose(rival)} in {_counted(counts)}")
-    more = f"; only by each one's own best loss is it wider than {listed(own)}" if own else ""
-    summary = f"BELAY's range of learning rates that work is wider {', and '.join(said)}{more}{other_sign(records)}."
-    return Finding(of_parts(kept), summary, (*numbers, *sign_of_the_spring(records)))
+                    tallies.append(tally)
+                elif wins[-1] and not wins[-2]:
+                    own.append(f"{possessive} for {tally.wider} of {tally.cases} seeds on {place}")
+        wider, narrower, cases = map(sum, zip(*tallies, strict=True))
+        noun = "" if clauses else " cases"  # the first clause says what is counted
+        clauses.append(f"than {possessive} in {wider} of {cases}{noun} (narrower in {narrower})")
+    summary = f"BELAY's range of working rates is wider {' and '.join(clauses)}."
+    summary += f" By each method's own best loss, it is wider than {listed(own)}." if own else ""
+    return Finding(combine(wins), summary, (*numbers, *count_lost_by_sign(records), *compare_signs(records)))
 
 
-def _whose(rival: str) -> str:
-    return f"{'' if rival == 'EMA' else 'the '}{rival}'s"
+def _format_tally(tally: Tally, noun: str) -> str:
+    """Return a tally in words.
 
-
-def _counted(counts: Mapping[str, tuple[int, int, int]]) -> str:
-    """Of what there are how many wider, and narrower.
-
-    >>> _counted({"cases on the plane": (1, 5, 8), "seeds on the ring": (0, 10, 10)})
-    '1 of 8 cases on the plane and 0 of 10 seeds on the ring (narrower in 5 and 10)'
+    >>> _format_tally(Tally(0, 5, 8), "cases")
+    'wider in 0 and narrower in 5 of 8 cases'
     """
-    wider = listed([f"{above} of {tried} {what}" for what, (above, _, tried) in counts.items()])
-    return f"{wider} (narrower in {listed([str(below) for _, below, _ in counts.values()])})"
+    return f"wider in {tally.wider} and narrower in {tally.narrower} of {tally.cases} {noun}"
 
 
 # The other sign -------------------------------------------------------------------------------------------------------
 
 
-def sign_of_the_spring(records: Records) -> list[tuple[str, str]]:
-    """The loss of every θ over that of θ = 0, on score models of MNIST, at each learning rate, and of CIFAR-10."""
-    study = StudyResults(records.get("sign", ()), "sign")
-    found = [
-        (
-            f"MNIST at {lr:g}: test loss at θ = {theta_text(theta)} ÷ that at θ = 0",
-            each.describe(f"θ = {theta_text(theta)}", "θ = 0"),
-        )
-        for lr in study.lrs
-        for theta, each in ratios_to_zero(study, lr).items()
-    ]
-    return found + [
-        (f"CIFAR-10 at {lr:g}: test loss at {arm} ÷ EMA's", each.describe(arm, "EMA"))
-        for arm, lr, each in _on_cifar10(records)
-    ]
+def count_lost_by_sign(records: Records) -> list[tuple[str, str]]:
+    """Return how many runs on MNIST each sign of the spring loses, at the rate at which the most runs are lost.
 
-
-def other_sign(records: Records) -> str:
-    """What the other sign of the spring does, as clauses: on MNIST, where seeds are lost, and on CIFAR-10."""
-    clauses = [*_on_mnist(records), *(_higher_or_lower(arm, each) for arm, _, each in _on_cifar10(records))]
-    return f"; the other sign of the spring, θ < 0, {', but '.join(clauses)}" if clauses else ""
-
-
-def _on_mnist(records: Records) -> list[str]:
-    """At the rate at which the most runs are lost, how many of either sign; else, who is the lower one at how many."""
+    If no run is lost, return in how many cases θ < 0 has a lower loss than θ = 0, and a higher one.
+    """
     study = StudyResults(records.get("sign", ()), "sign")
     signs: dict[float, list[tuple[int, int]]] = {
-        lr: [_sum(lost_by_theta(study, lr), sign) for sign in (-1, 0, 1)] for lr in study.lrs
+        lr: [_sum_by_sign(lost_by_theta(study, lr), sign) for sign in (-1, 0, 1)] for lr in study.lrs
     }
     lr = max(signs, key=lambda lr: sum(count for count, _ in signs[lr]), default=None)
     if lr is None or not signs[lr][0][1]:
         return []
     if any(count for count, _ in signs[lr]):
-        below, none, above = (f"{count or 'none'} of {runs}" for count, runs in signs[lr])
-        return [f"loses {below} runs on MNIST at {lr:g}, where EMA (θ = 0) loses {none} and θ > 0 {above}"]
+        lost = ", ".join(f"{count} of {runs}" for count, runs in signs[lr])
+        return [(f"MNIST at {lr:g}: runs lost with θ < 0, θ = 0 (EMA), θ > 0", lost)]
     pairs = [each for lr in study.lrs for theta, each in ratios_to_zero(study, lr).items() if theta < 0]
-    better, worse = sum(each.below for each in pairs), sum(each.above for each in pairs)
-    return [f"has a lower loss than θ = 0 in {better} of {len(pairs)} cases on MNIST and a higher one in {worse}"]
+    lower, higher = sum(each.below for each in pairs), sum(each.above for each in pairs)
+    return [("MNIST: loss with θ < 0 against θ = 0", f"lower in {lower} and higher in {higher} of {len(pairs)} cases")]
 
 
-def _sum(counts: Mapping[float, tuple[int, int]], sign: int) -> tuple[int, int]:
-    """Of all θ of a sign together."""
+def _sum_by_sign(counts: Mapping[float, tuple[int, int]], sign: int) -> tuple[int, int]:
+    """Return the lost runs, and all runs, of every θ of one sign together."""
     chosen = [found for theta, found in counts.items() if (theta > 0) - (theta < 0) == sign]
     return sum(count for count, _ in chosen), sum(seeds for _, seeds in chosen)
 
 
-def _on_cifar10(records: Records) -> list[tuple[str, float, Comparison]]:
-    """Every θ < 0 that was tried there, against EMA, at each learning rate."""
+def compare_signs(records: Records) -> list[tuple[str, str]]:
+    """Return the loss of every θ over that of θ = 0, for score models of MNIST and of CIFAR-10."""
+    study = StudyResults(records.get("sign", ()), "sign")
+    lines = []
+    for lr in study.lrs:
+        for theta, each in ratios_to_zero(study, lr).items():
+            arm = f"θ = {theta_text(theta)}"
+            lines.append((f"MNIST at {lr:g}: test loss with {arm} ÷ that with θ = 0", each.describe(arm, "θ = 0")))
+    for arm, lr, each in _negative_on_cifar10(records):
+        arm = arm.replace("θ ", "θ = ")
+        lines.append((f"CIFAR-10 at {lr:g}: test loss with {arm} ÷ EMA's", each.describe(arm, "EMA")))
+    return lines
+
+
+def _negative_on_cifar10(records: Records) -> list[tuple[str, float, Comparison]]:
+    """Return every θ < 0 that was tried on CIFAR-10 against EMA, at each learning rate."""
     study = StudyResults(records.get("cifar10", ()), "cifar10")
     arms = {str(run["arm"]): float(run["theta"]) for run in study.runs}
     found = [
@@ -206,25 +209,19 @@ def _on_cifar10(records: Records) -> list[tuple[str, float, Comparison]]:
     return [(arm, lr, each) for arm, lr, each in found if each.seeds]
 
 
-def _higher_or_lower(arm: str, found: Comparison) -> str:
-    if found.point is None:
-        return f"on CIFAR-10 {arm} has no ratio to EMA ({found.describe(arm, 'EMA')})"
-    number, interval = found.size.split(" ", 1)
-    return f"on CIFAR-10 {arm.replace('θ ', 'θ = ')} has {number} times EMA's loss {interval}"
-
-
 CLAIMS = (
     Claim(
         "C11",
         "BELAY makes training more robust to the learning rate.",
-        "The range of rates that work is wider with BELAY than with EMA, and than with the matched EMA: on the "
-        f"plane in more cases (functions × SGD and Adam, by at least {NOTABLE} steps of the grid; a rate works if "
-        f"{WORKS:.0%} of the starts converge) than it is narrower; on the ring, and on MNIST, by more than "
-        f"{MARGIN - 1:.0%} for at least {SURE:.0%} of the seeds, where a rate works within {BAR:g} times the best loss "
-        "of the two, and, judged again, of its own. In part if some of these ten are so. What the other sign of the "
-        "spring does is told beside it, and decides nothing.",
+        "Ten comparisons of the range of learning rates that work: five with EMA, and the same five with the matched "
+        f"EMA. On the plane, a rate works if {WORKS:.0%} of the starts converge. BELAY wins if, over all functions "
+        f"with SGD and with Adam, its range is wider by at least {NOTABLE} steps of the grid more often than it is "
+        f"narrower. On the ring and on MNIST, a rate works if the loss is within {BAR:g} times the best loss: once the "
+        "better best loss of the two methods, and once each method's own. BELAY wins if its range is more than "
+        f"{MARGIN - 1:.0%} wider for at least {SURE:.0%} of the seeds. Holds if BELAY wins all ten, in part if it wins "
+        "some. The other sign of the spring is among the numbers and does not count.",
         ("robustness", "ring", "mnist"),
-        more_robust,
+        judge_robustness,
         "robustness-adam-nominal",
     ),
 )

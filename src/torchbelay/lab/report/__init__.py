@@ -1,1 +1,1 @@
-"""The page: how figures look, and how records become one HTML file. No experiment runs here."""
+"""The report: how figures look, and how records become one HTML page. No experiment runs here."""

@@ -1,8 +1,8 @@
-"""The report: one page that stands by itself, and every figure as a file beside it.
+"""The report: one page that needs no other file, and every figure as a file beside it.
 
-The page asks nothing of the network and runs no script; its own policy (a `Content-Security-Policy` in its head)
-forbids both. How it looks is in page.html. What it says comes from the records' headers, the verdicts, the plates and
-the errata: no number is typed in here.
+The page makes no request and runs no script; its own policy (a `Content-Security-Policy` in its head) forbids both.
+page.html holds the layout and the fixed sentences. All numbers come from the records' headers, the verdicts, the plates
+and the errata; none is typed in here.
 """
 
 import base64
@@ -22,18 +22,18 @@ from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.records import write_bytes, write_text
 
 from . import style
-from .words import code, duration, pieces, sentence
+from .words import code, duration, listed, pieces, sentence
 
 PAGE = "index.html"
-LARGEST_SVG = 700_000  # bytes; a larger drawing goes into the page as a PNG, and is an SVG beside it all the same
+LARGEST_SVG = 700_000  # bytes; the page shows a larger drawing as a PNG, and the SVG still lies beside it
 COMMAND = "torchbelay reproduce"
 
-# What a person who reads one paragraph should learn, the weightiest first: is training more robust, does BELAY beat EMA
-# on images, does the average save a diverging SGD, is it fast. As many as LED go into the answer.
+# The claims that matter most, for readers of one paragraph: is training more robust, does BELAY beat EMA on images,
+# does the average save a diverging SGD, is it fast. The first LEAD_SIZE of those that were judged open the page.
 LEADING = ("C11", "C9", "C2", "C3")
-LED = 3
+LEAD_SIZE = 3
 
-_SAID = {  # how many claims an answer was given to, in words
+_VERBS = {  # what one claim does, and what several do
     Answer.HOLDS: ("holds", "hold"),
     Answer.IN_PART: ("holds in part", "hold in part"),
     Answer.FAILS: ("does not hold", "do not hold"),
@@ -42,7 +42,7 @@ _SAID = {  # how many claims an answer was given to, in words
 
 _FACTS = {"Seed": "seed", "torchbelay": "torchbelay", "torch": "torch", "Python": "python", "Machine": "device"}
 _VERSIONS = {"torch": "torch", "Python": "python"}
-_MADE = ("torch", "python", "device")  # of a header; records that were made elsewhere say it better
+_ORIGIN_FACTS = ("torch", "python", "device")  # records that were made elsewhere have their own
 
 
 def build(
@@ -54,30 +54,30 @@ def build(
     *,
     titles: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the figures and the page into the folder `out`; the page is the last, and its path the result.
+    """Write the figures, then the page, into the folder `out`; return the path of the page.
 
-    `heads`, `records` and `plates` are those of the parts that were run, by name. `titles` has every part that there is
-    by name, in the order of the page: one that was not run is shown with the command that runs it. Without it, the
-    parts are those that were run and those that a claim needs.
+    `heads`, `records` and `plates` hold the parts that were run, by name. `titles` names all parts in the order of the
+    page; a part that was not run is shown with the command that runs it. Without `titles`, the parts are those that
+    were run and those that a claim needs.
     """
     if titles is None:
         titles = {name: name for name in (*heads, *(part for verdict in verdicts for part in verdict.claim.needs))}
     _check(titles, heads, records, plates)
     parts = []
     for name, title in titles.items():
-        figures = tuple(_figure(out, plate) for plate in plates.get(name, ()))
-        command = f"{COMMAND} {name}{_options(heads)}"
+        figures = tuple(_write_figure(out, plate) for plate in plates.get(name, ()))
+        command = f"{COMMAND} {name}{_choose_options(heads)}"
         lines = records.get(name, ())
         origin = next((line for line in lines if line.get("kind") == "origin"), {})
         parts.append(_Part(name, title, command, heads.get(name), len(lines), figures, origin))
-    claims = [_claim(verdict, parts) for verdict in verdicts]
+    claims = [_link_claim(verdict, parts) for verdict in verdicts]
     run = [part for part in parts if part.head is not None]
     facts = {name: [part.facts[name] for part in run] for name in ("Size", *_FACTS)}
-    page = _template().render(
+    page = _load_template().render(
         version=__version__,
         command=COMMAND,
-        counts=_counts([claim.answer for claim in claims]),
-        lead=_lead(claims),
+        counts=_count_answers([claim.answer for claim in claims]),
+        lead=_choose_lead(claims),
         claims=claims,
         parts=parts,
         run=run,
@@ -98,17 +98,20 @@ def _check(
     records: Mapping[str, Sequence[Record]],
     plates: Mapping[str, Sequence[Plate]],
 ) -> None:
-    """Refuse what would leave something out of the page, or write one figure over another."""
-    if strangers := {*heads, *plates} - {*titles}:
-        raise ValueError(f"no title of {', '.join(sorted(strangers))}")
-    if torn := ({*heads} ^ {*records}) | ({*plates} - {*heads}):
-        raise ValueError(f"only some of header, records and figures of {', '.join(sorted(torn))}")
-    names = [plate.name for drawn in plates.values() for plate in drawn]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"two figures are called {', '.join(sorted(twice))}")
+    """Raise ValueError if a part would be missing from the page, or if two figures would share a file."""
+    if untitled := {*heads, *plates} - {*titles}:
+        raise ValueError(f"titles lacks {', '.join(sorted(untitled))}; give every part a title")
+    if incomplete := ({*heads} ^ {*records}) | ({*plates} - {*heads}):
+        names = ", ".join(sorted(incomplete))
+        raise ValueError(
+            f"heads, records and plates disagree on {names}; a part has a header, records and maybe plates"
+        )
+    figures = [plate.name for drawn in plates.values() for plate in drawn]
+    if repeated := {name for name in figures if figures.count(name) > 1}:
+        raise ValueError(f"two figures are called {', '.join(sorted(repeated))}; give each its own name")
 
 
-# What the page shows, as the template takes it ----------------------------------------------------------------------
+# What the template shows --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,10 @@ class _Figure:
     title: str
     caption: str
     notes: tuple[str, ...]
-    files: tuple[str, ...]  # the endings of its files
-    table: Table | None = None  # instead of an image
-    source: str = ""  # the image itself, as an address that needs no other file
-    width: int = 0  # in CSS pixels, at the size that it was drawn for
+    files: tuple[str, ...]  # the suffixes of its files
+    table: Table | None = None  # shown instead of an image
+    source: str = ""  # the image as a data URL
+    width: int = 0  # in CSS pixels, at the size at which it was drawn
     height: int = 0
 
 
@@ -132,44 +135,46 @@ class _Part:
 
     name: str
     title: str
-    command: str  # that runs it
-    head: Record | None  # None: it was not run
-    count: int  # of records
+    command: str  # the command that runs it
+    head: Record | None  # None if it was not run
+    count: int  # the number of records
     figures: tuple[_Figure, ...]
-    origin: Record  # where the records were made, if they say so themselves; else empty
+    origin: Record  # the machine and versions that made the records, if they contain them; else empty
 
     @property
     def quick(self) -> bool:
+        """Whether this is the quick version; committed records are always full."""
         return self.head is not None and bool(self.head.get("quick")) and not self.origin.get("committed")
 
     @property
     def committed(self) -> str:
-        """That the records come with the package, why, and where they were made; empty if they do not."""
+        """A note on committed records: the machine that made them, and why they are used; empty for other records."""
         if not self.origin.get("committed"):
             return ""
         made = [f"{name} {self.origin[key]}" for name, key in _VERSIONS.items() if key in self.origin]
         made += [str(self.origin["date"])] if "date" in self.origin else []
-        made += [f"{duration(self.origin['device_s'])} of its time"] if "device_s" in self.origin else []
-        how = f" ({', '.join(made)})" if made else ""
+        made += [f"{duration(self.origin['device_s'])} of device time"] if "device_s" in self.origin else []
+        details = f" ({', '.join(made)})" if made else ""
         why = sentence(self.origin["why"]) if self.origin.get("why") else ""
         device = self.origin.get("device", "another machine")
-        return f"These are the committed records, made on {device}{how}. {why}".rstrip()
+        return f"These are the committed records, made on {device}{details}. {why}".rstrip()
 
     @property
-    def took(self) -> str:
+    def time(self) -> str:
+        """The time that the part took."""
         return duration(self.head["wall_s"]) if self.head is not None and "wall_s" in self.head else "–"
 
     @property
     def facts(self) -> dict[str, str]:
-        """How it was run, under the names that a person reads."""
-        head = (self.head or {}) | {key: self.origin[key] for key in _MADE if key in self.origin}
-        said = {name: str(head.get(key, "–")) for name, key in _FACTS.items()}
-        return {"Size": "quick" if self.quick else "full"} | said
+        """The settings and versions of the run, under the names that the page prints."""
+        head = (self.head or {}) | {key: self.origin[key] for key in _ORIGIN_FACTS if key in self.origin}
+        values = {name: str(head.get(key, MISSING)) for name, key in _FACTS.items()}
+        return {"Size": "quick" if self.quick else "full"} | values
 
 
 @dataclass(frozen=True)
 class _Claim:
-    """A verdict, and where it leads."""
+    """A verdict with the links and commands that belong to it."""
 
     id: str
     text: str
@@ -177,41 +182,41 @@ class _Claim:
     answer: Answer
     summary: str
     numbers: tuple[tuple[str, str], ...]
-    plate: str | None  # the figure behind it, if it was drawn
-    commands: tuple[str, ...]  # that would answer it, if nothing has
+    plate: str | None  # the name of the figure behind it, if it was drawn
+    commands: tuple[str, ...]  # the commands that would answer it, if it is open
 
 
-def _figure(out: Path, plate: Plate) -> _Figure:
-    """Write a plate's files."""
+def _write_figure(out: Path, plate: Plate) -> _Figure:
+    """Write a plate's files, and return what the page shows of it."""
     about = (plate.name, plate.title, plate.caption, plate.notes)
     figure = plate.figure
     if isinstance(figure, Table):
-        _write(out, plate, {"csv": _csv(figure)})
+        _write_files(out, plate, {"csv": _format_csv(figure)})
         return _Figure(*about, files=("csv",), table=figure)
-    with style.house():  # the resolution and the names inside an SVG are the house's too
+    with style.house():  # it also sets the resolution, and the names inside an SVG
         content = {"svg": style.as_bytes(figure, "svg")}
-        figure.set_layout_engine("none")  # both are laid out alike, and only once: it takes as long as drawing
+        figure.set_layout_engine("none")  # the PNG keeps the layout of the SVG: laying out takes as long as drawing
         content["png"] = style.as_bytes(figure, "png")
-    _write(out, plate, content)
+    _write_files(out, plate, content)
     kind, mime = ("svg", "image/svg+xml") if len(content["svg"]) <= LARGEST_SVG else ("png", "image/png")
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     source = f"data:{mime};base64,{base64.b64encode(content[kind]).decode()}"
     return _Figure(*about, files=tuple(content), source=source, width=width, height=height)
 
 
-def _write(out: Path, plate: Plate, content: Mapping[str, bytes]) -> None:
+def _write_files(out: Path, plate: Plate, content: Mapping[str, bytes]) -> None:
     for kind, data in content.items():
         write_bytes(out / "figures" / f"{plate.name}.{kind}", data)
 
 
-def _csv(table: Table) -> bytes:
+def _format_csv(table: Table) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
     return text.getvalue().encode()
 
 
-def _options(heads: Mapping[str, Record]) -> str:
-    """What a command needs so that another part goes with those that were run; nothing if these do not agree."""
+def _choose_options(heads: Mapping[str, Record]) -> str:
+    """Return the options with which another part goes with those that were run; none if those do not agree."""
     made = {(head.get("seed", 0), bool(head.get("quick"))) for head in heads.values()}
     if len(made) != 1:
         return ""
@@ -219,7 +224,7 @@ def _options(heads: Mapping[str, Record]) -> str:
     return f"{f' --seed {seed}' if seed else ''}{' --quick' if quick else ''}"
 
 
-def _claim(verdict: Verdict, parts: Sequence[_Part]) -> _Claim:
+def _link_claim(verdict: Verdict, parts: Sequence[_Part]) -> _Claim:
     claim, finding = verdict.claim, verdict.finding
     commands: tuple[str, ...] = ()
     if finding.answer is Answer.OPEN:
@@ -229,25 +234,24 @@ def _claim(verdict: Verdict, parts: Sequence[_Part]) -> _Claim:
     return _Claim(claim.id, claim.text, claim.rule, finding.answer, summary, finding.numbers, plate, commands)
 
 
-def _counts(answers: Sequence[Answer]) -> str:
-    """The answer in numbers: so many claims hold, so many do not."""
+def _count_answers(answers: Sequence[Answer]) -> str:
+    """Return how many claims hold, hold in part, do not hold and were not run, as a sentence."""
     if not any(answer is not Answer.OPEN for answer in answers):
         return "No claim of the paper has been judged yet."
-    said = [f"{count} {_SAID[answer][count != 1]}" for answer in Answer if (count := answers.count(answer))]
-    said = [*said[:-2], " and ".join(said[-2:])]
-    return f"Of {len(answers)} claims of the paper, {', '.join(said)}."
+    counts = [f"{count} {_VERBS[answer][count != 1]}" for answer in Answer if (count := answers.count(answer))]
+    return f"Of {len(answers)} claims of the paper, {listed(counts)}."
 
 
-def _lead(claims: Iterable[_Claim]) -> list[_Claim]:
-    """The weightiest of the claims that were judged."""
+def _choose_lead(claims: Iterable[_Claim]) -> list[_Claim]:
+    """Return the claims that open the page: the most important ones of those that were judged."""
     rank = {name: place for place, name in enumerate(LEADING)}
     judged = [claim for claim in claims if claim.answer is not Answer.OPEN]
     judged.sort(key=lambda claim: rank.get(claim.id, len(rank)))  # stable: the others keep their order
-    return judged[:LED]
+    return judged[:LEAD_SIZE]
 
 
-def _template() -> Template:
-    """The page without its contents."""
+def _load_template() -> Template:
+    """Return the template of the page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"code": code, "pieces": pieces}
     return environment.from_string((files(__package__) / "page.html").read_text(encoding="utf-8"))

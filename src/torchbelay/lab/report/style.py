@@ -1,7 +1,7 @@
-"""How every figure looks: one colour a method everywhere, told apart by the colour-blind, and by shape as well.
+"""How every figure looks: one colour per method everywhere, safe for colour-blind readers and doubled by line style.
 
-Colour says what is around the optimizer (BELAY, EMA, nothing, …), the line says what is inside (solid: SGD, dashed:
-Adam). The hues are Okabe and Ito's.
+The colour shows what is around the optimizer (BELAY, EMA, nothing, …). The line shows the optimizer: solid for SGD,
+dashed for Adam. The colours are those of Okabe and Ito.
 """
 
 import io
@@ -47,39 +47,39 @@ _RC: Any = {
     "figure.constrained_layout.use": True,
     "savefig.dpi": 160,
     "svg.fonttype": "path",
-    "svg.hashsalt": "torchbelay",  # the same figure is the same file
+    "svg.hashsalt": "torchbelay",  # so that the same figure is the same file
 }
 
 
 def colour(arm: str) -> str:
-    """The colour of an arm: that of what is around its optimizer."""
+    """Return the colour of an arm: the colour of the method around its optimizer."""
     return _HUES[arm] if arm in _HUES else _HUES[arm.split("+")[0]]
 
 
 def dashes(arm: str) -> str:
-    """The line of an arm: solid around SGD, dashed around Adam."""
+    """Return the line style of an arm: solid for SGD, dashed for Adam."""
     return "--" if arm.endswith("Adam") or arm.startswith("Adam") else "-"
 
 
 @contextmanager
 def house() -> Iterator[None]:
-    """Draw in the house style, without touching the user's own settings."""
+    """Draw in the house style inside this block; the user's own settings stay as they are."""
     with mpl.rc_context(_RC):
         yield
 
 
 def figure(width: float = 9.0, height: float = 5.0) -> Figure:
-    """An empty figure that belongs to no window."""
+    """Return an empty figure that belongs to no window."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **more: Any) -> None:
-    """Name a curve at its end, in its own colour."""
+    """Write a curve's name at its end, in its colour."""
     ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", color=colour, va="center", fontsize=8, **more)
 
 
 def as_bytes(fig: Figure, kind: str) -> bytes:
-    """The figure as a PNG or SVG file, the same bytes for the same figure."""
+    """Return the bytes of the figure as a PNG or SVG file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
     with house():

@@ -7,7 +7,7 @@ from markupsafe import Markup, escape
 
 
 def listed(names: Sequence[str], none: str = "") -> str:
-    """Join names as a sentence does; `none` stands for an empty list.
+    """Return names joined with commas and a final "and"; `none` replaces an empty list.
 
     >>> listed(["EMA", "SWA", "BELAY"]), listed(["EMA"]), listed([], none="none")
     ('EMA, SWA and BELAY', 'EMA', 'none')
@@ -16,11 +16,11 @@ def listed(names: Sequence[str], none: str = "") -> str:
 
 
 def sentence(text: str) -> str:
-    """Text that begins and ends as a sentence does.
+    """Return text with a capital at its beginning and a full stop at its end; a symbol keeps its case.
 
     >>> sentence("needs ring, which has not been run")
     'Needs ring, which has not been run.'
-    >>> sentence("w2 converges from 90% of the starts.")  # a symbol stays as it is
+    >>> sentence("w2 converges from 90% of the starts.")
     'w2 converges from 90% of the starts.'
     """
     text = text.strip()
@@ -30,7 +30,7 @@ def sentence(text: str) -> str:
 
 
 def code(text: str) -> Markup:
-    """Text as HTML, in which what stands between backticks is code.
+    """Return text as HTML, with code between backticks marked as code.
 
     >>> print(code("`a < b` & c"))
     <code>a &lt; b</code> &amp; c
@@ -39,7 +39,7 @@ def code(text: str) -> Markup:
 
 
 def pieces(cell: str) -> list[str]:
-    """What may stand on lines of its own in a narrow column: a number, its interval, what was lost.
+    """Split a cell into the pieces that may stand on their own lines: a number, its interval, the lost seeds.
 
     >>> pieces("1.013 (1.006 to 1.02), 2 of 3 pairs")
     ['1.013', '(1.006 to 1.02),', '2 of 3 pairs']
@@ -48,7 +48,11 @@ def pieces(cell: str) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it."""
+    """Return a time in seconds, or in minutes and seconds.
+
+    >>> duration(2.34), duration(100.2)
+    ('2.3 s', '1 min 40 s')
+    """
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

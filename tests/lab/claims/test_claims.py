@@ -1,0 +1,48 @@
+"""All claims together, on the committed records: short headlines, rules in sentences, numbers behind both."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from helpers.root import ROOT
+from torchbelay.lab import records as on_disk
+from torchbelay.lab.claims import CLAIMS, judge
+from torchbelay.lab.claims.verdict import Answer, Verdict
+
+FOLDERS = (ROOT / "docs" / "records", Path(str(files("torchbelay.lab.score"))) / "records")
+WORDS = 50  # of a headline, at most; most have fewer than 40
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> list[Verdict]:
+    return judge({path.stem: on_disk.read(path)[1] for folder in FOLDERS for path in folder.glob("*.jsonl")})
+
+
+def test_every_claim_of_the_paper_has_a_rule_and_without_records_none_is_judged() -> None:
+    assert [claim.id for claim in CLAIMS] == [f"C{i}" for i in range(1, 14)]
+    assert {verdict.finding.answer for verdict in judge({})} == {Answer.OPEN}
+
+
+def test_the_committed_records_answer_every_claim_with_numbers(verdicts: list[Verdict]) -> None:
+    assert len(verdicts) == len(CLAIMS)
+    for verdict in verdicts:
+        assert verdict.finding.answer is not Answer.OPEN
+        assert len(verdict.finding.numbers) >= 3, verdict.claim.id
+        labels = [label for label, _ in verdict.finding.numbers]
+        assert len({*labels}) == len(labels), verdict.claim.id
+
+
+def test_a_headline_is_at_most_two_short_sentences(verdicts: list[Verdict]) -> None:
+    for verdict in verdicts:
+        summary = verdict.finding.summary
+        assert summary.endswith(".")
+        assert summary.replace("Eq. ", "Eq.").count(". ") <= 1, summary
+        assert len(summary.split()) <= WORDS, summary
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_claim_and_its_rule_are_sentences(claim) -> None:
+    assert claim.text.endswith(".")
+    assert claim.rule.endswith(".")
+    assert "in part" in claim.rule
