@@ -14,7 +14,7 @@ import torchbelay as tb
 from helpers import kept_records
 from helpers.root import ROOT
 from torchbelay.lab.claims import CLAIMS
-from torchbelay.lab.claims.verdict import verdict
+from torchbelay.lab.claims.verdict import judge_claim
 from torchbelay.lab.score.analysis import FAILED, FID_MARGIN
 from torchbelay.lab.score.comparison import Comparison, compare
 
@@ -171,7 +171,7 @@ def test_the_row_of_belay() -> None:
 def test_belay_beats_ema_in_no_run_of_images() -> None:
     """What the caveat says follows from the verdicts on C9, BELAY beats EMA, and C10, they are equal."""
     records = {name: kept_records.lines(name) for name in ("mnist", "cifar10")}
-    answers = {claim.id: str(verdict(claim, records).finding.answer) for claim in CLAIMS if claim.id in ("C9", "C10")}
+    answers = {claim.id: str(judge_claim(claim, records).finding.answer) for claim in CLAIMS if claim.id in ("C9", "C10")}
     assert answers == {"C9": "does not hold", "C10": "holds"}
     assert "**BELAY does not beat a tuned EMA in our runs.**" in README
 
