@@ -171,7 +171,9 @@ def test_the_row_of_belay() -> None:
 def test_belay_beats_ema_in_no_run_of_images() -> None:
     """What the caveat says follows from the verdicts on C9, BELAY beats EMA, and C10, they are equal."""
     records = {name: kept_records.lines(name) for name in ("mnist", "cifar10")}
-    answers = {claim.id: str(judge_claim(claim, records).finding.answer) for claim in CLAIMS if claim.id in ("C9", "C10")}
+    answers = {
+        claim.id: str(judge_claim(claim, records).finding.answer) for claim in CLAIMS if claim.id in ("C9", "C10")
+    }
     assert answers == {"C9": "does not hold", "C10": "holds"}
     assert "**BELAY does not beat a tuned EMA in our runs.**" in README
 
