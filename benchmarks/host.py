@@ -4,7 +4,8 @@
     python benchmarks/host.py --beside /path/to/other/src  # and another version of the package, in turns with it
 
 Tensors are tiny, so that the arithmetic hardly counts. On a GPU the device is idle before each step, and the time ends
-when the call returns. Times are medians in milliseconds; compare them within one run only.
+when the call returns. For torch's own optimizer the time is that of Belay's two hooks alone; for torchbelay's, which
+takes the averages along, it is that of the whole step. Medians in milliseconds; compare them within one run only.
 """
 
 import argparse
@@ -14,37 +15,59 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 COUNTS = (300, 2_000)
 STEPS, WARM = 30, 10
-PLAIN = "torch AdamW, no average"
 
 
-def cases(count: int) -> dict[str, Callable[[], object]]:
-    """Steps that are ready to be taken, by name."""
+class Timed:
+    """A step that is ready to be taken, and how long the host took for it."""
+
+    def __init__(self, count: int, optimizer: str, method: Any) -> None:
+        import torch
+
+        import torchbelay as tb
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(32, device=device)) for _ in range(count)])
+        for p in self.model:
+            p.grad = torch.randn_like(p)
+        kind = torch.optim.AdamW if optimizer == "torch" else tb.optim.AdamW
+        self.optimizer = kind(self.model.parameters(), lr=1e-3, fused=True)
+        self.only_hooks = optimizer == "torch" and method is not None
+        self.stamps: list[float] = []  # before and after Belay's first hook, before and after its second
+        self._stamp_hooks()
+        self.belay = None if method is None else tb.Belay(self.model, self.optimizer, method)
+        self._stamp_hooks()
+
+    def _stamp_hooks(self) -> None:
+        """Hooks run in the order in which they were registered."""
+        self.optimizer.register_step_pre_hook(lambda *_: self.stamps.append(time.perf_counter()))
+        self.optimizer.register_step_post_hook(lambda *_: self.stamps.append(time.perf_counter()))
+
+    def step(self) -> float:
+        """Take a step, and return milliseconds."""
+        self.stamps.clear()
+        begin = time.perf_counter()
+        self.optimizer.step()
+        whole = time.perf_counter() - begin
+        first, second, third, fourth = self.stamps
+        return 1e3 * (second - first + fourth - third if self.only_hooks else whole)
+
+
+def cases(count: int) -> dict[str, Timed]:
+    """The steps that are timed, by name."""
     import torch
 
     import torchbelay as tb
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     methods = {"EMA": tb.Spring.ema(decay=0.999), "BELAY": tb.Spring(k=1.0, m1=2000.0, m2=500.0)}
-
-    def ready(optimizer: type[torch.optim.Optimizer], method: Any) -> Callable[[], object]:
-        model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(32, device=device)) for _ in range(count)])
-        for p in model:
-            p.grad = torch.randn_like(p)
-        chosen = optimizer(model.parameters(), lr=1e-3, fused=True)  # type: ignore[call-arg]
-        if method is not None:
-            model.belay = tb.Belay(model, chosen, method)  # type: ignore[assignment]  # kept alive with the model
-        return chosen.step
-
-    found = {PLAIN: ready(torch.optim.AdamW, None)}
-    found |= {f"torch AdamW, Belay {name}": ready(torch.optim.AdamW, method) for name, method in methods.items()}
-    if device == "cuda":
-        found |= {f"torchbelay AdamW, {name}": ready(tb.optim.AdamW, method) for name, method in methods.items()}
+    found = {"torch AdamW, the whole step, no average": Timed(count, "torch", None)}
+    found |= {f"torch AdamW, Belay's hooks, {name}": Timed(count, "torch", method) for name, method in methods.items()}
+    if torch.cuda.is_available():
+        found |= {f"torchbelay AdamW, the whole step, {name}": Timed(count, "ours", m) for name, m in methods.items()}
     return found
 
 
@@ -58,15 +81,12 @@ def work() -> None:
     for _ in sys.stdin:
         found: dict[str, list[float]] = {}
         for count, each in steps.items():
-            for name, step in each.items():
+            for name, timed in each.items():
                 times = []
-                for i in range(WARM + STEPS):
+                for _ in range(WARM + STEPS):
                     wait()
-                    begin = time.perf_counter()
-                    step()
-                    if i >= WARM:
-                        times.append(1e3 * (time.perf_counter() - begin))
-                found[f"{name}, {count:,} tensors"] = times
+                    times.append(timed.step())
+                found[f"{name}, {count:,} tensors"] = times[WARM:]
         print(json.dumps(found), flush=True)
 
 
@@ -107,15 +127,9 @@ def main() -> None:
     medians = {
         version: {name: statistics.median(some) for name, some in each.items()} for version, each in times.items()
     }
-    print(f"{'ms on the host, per step':44}" + "".join(f"{version:>10}" for version in medians))
+    print(f"{'ms on the host, per step':60}" + "".join(f"{version:>10}" for version in medians))
     for name in medians["here"]:
-        print(f"{name:44}" + "".join(f"{each[name]:10.3f}" for each in medians.values()))
-        plain = name.replace(name.rpartition(", ")[0], PLAIN)
-        if "Belay" in name:
-            print(
-                f"{'    the average alone':44}"
-                + "".join(f"{each[name] - each[plain]:10.3f}" for each in medians.values())
-            )
+        print(f"{name:60}" + "".join(f"{each[name]:10.3f}" for each in medians.values()))
     if args.out:
         args.out.write_text(json.dumps(medians, indent=1) + "\n")
 

@@ -325,6 +325,8 @@ def test_an_optimizer_that_would_take_the_averages_along_steps_on_its_own() -> N
     """In one pass with the optimizer the weights could not be looked at in between."""
     pytest.importorskip("triton", reason="only the kernels can go along with an optimizer")
 
+    where = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU the interpreter runs the kernels
+
     class Fusing(torch.optim.SGD):
         asked = 0
 
@@ -333,7 +335,7 @@ def test_an_optimizer_that_would_take_the_averages_along_steps_on_its_own() -> N
             return False
 
     for choice, asked in (("ignore", 1), ("skip", 0), ("raise", 0)):
-        model = mlp()
+        model = mlp().to(where)
         optimizer = Fusing(model.parameters(), lr=0.1)
         tb.Belay(model, optimizer, EMA, on_nonfinite=choice, impl="triton")
         train(model, optimizer, 1)
