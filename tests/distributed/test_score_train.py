@@ -17,6 +17,8 @@ from helpers.root import ROOT
 from torchbelay.lab import records
 from torchbelay.lab.score.training.folder import Folder
 
+pytestmark = pytest.mark.slow  # two processes
+
 
 class Runs:
     """The folders, statuses and logs of all runs."""

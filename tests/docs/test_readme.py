@@ -44,9 +44,9 @@ def row(use: str) -> str:
 
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) == 3
-    example, _, fused = BLOCKS
-    exec(compile(example, "README.md", "exec"), names := {})
+    setup, example, evaluation, _, fused = BLOCKS
+    assert example.count("\n") == 6
+    exec(compile(setup + example + evaluation, "README.md", "exec"), names := {})
     assert names["belay"].step == 100
     assert "tensor(" in capsys.readouterr().out
     names["model"].load_state_dict(torch.load("average.pt"), strict=True)
@@ -57,11 +57,11 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
 
 def test_belay_is_a_change_of_one_line(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    example, line, _ = BLOCKS
+    setup, example, _, line, _ = BLOCKS
     assert line.count("\n") == 1
     changed, times = ATTACH.subn(line, example)
     assert times == 1
-    exec(compile(changed, "README.md", "exec"), names := {})
+    exec(compile(setup + changed, "README.md", "exec"), names := {})
     assert names["belay"].stats()["effective_lr"] == pytest.approx(0.7998e-3)
 
 

@@ -29,9 +29,9 @@ def batch(step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, first: int = 0) -> None:
-    dtype = next(model.parameters()).dtype
+    some = next(model.parameters())
     for step in range(first, first + steps):
-        x = batch(step, dtype)
+        x = batch(step, some.dtype).to(some.device)
         optimizer.zero_grad()
         (model(x) - x.sin().sum(1, keepdim=True)).square().mean().backward()
         optimizer.step()

@@ -578,6 +578,7 @@ def files(out: Path) -> set[str]:
     return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_half_written_and_the_same_command_continues(tmp_path: Path) -> None:
     arguments = ("fig1", "fig2", "--quick", "--jobs", "2", "--out", tmp_path)
     fig1, fig2 = (tmp_path / "records" / f"{name}.jsonl" for name in ("fig1", "fig2"))
@@ -599,6 +600,7 @@ def test_ctrl_c_leaves_nothing_half_written_and_the_same_command_continues(tmp_p
     assert not [name for name in files(tmp_path) if name.endswith((".tmp", ".failed.txt"))]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_modules_are_loaded_is_one_line_too(tmp_path: Path) -> None:
     process = started("fig3", "--quick", "--out", tmp_path)
     wait_until(lambda: len(family(process)[0]) == 2, process)  # the resource tracker and the fork server
@@ -610,6 +612,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line_too(tmp_path: Path) -> None
     assert files(tmp_path) == set()
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_a_failed_part(tmp_path: Path) -> None:
     process = started("fig3", "--quick", "--out", tmp_path)
     wait_until(lambda: family(process)[1], process)
@@ -624,6 +627,7 @@ def test_a_killed_process_is_a_failed_part(tmp_path: Path) -> None:
 # Everything -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_everything_in_its_quick_version_end_to_end(tmp_path: Path) -> None:
     process = started("--quick", "--out", tmp_path)
     out, err = process.communicate()

@@ -10,6 +10,8 @@ from PIL import Image, ImageStat
 
 from helpers import sample_report
 
+pytestmark = pytest.mark.slow  # a browser
+
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
 
 DESK, TABLET, PHONE, SMALL_PHONE = (1280, 900), (768, 1024), (360, 740), (320, 640)

@@ -492,6 +492,7 @@ def until(what: Callable[[], object], process: "subprocess.Popen[str]") -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 def test_ctrl_c_and_kill_in_a_real_process(tmp_path: Path, whole: dict[str, Outcome]) -> None:
     folder = Folder(tmp_path / "run")
@@ -525,6 +526,7 @@ def test_ctrl_c_and_kill_in_a_real_process(tmp_path: Path, whole: dict[str, Outc
     assert lines == whole["edm"].untimed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(folder_module.fcntl is None, reason="this system has no such locks")
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path, loaded: list[str]) -> None:
     folder = Folder(tmp_path / "run")
@@ -542,6 +544,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path, loaded: 
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "run")
