@@ -23,7 +23,7 @@ reproduce: setup ## run the paper's experiments and write report/index.html; som
 	$(BIN)/torchbelay reproduce all
 
 quick: setup ## what a change to the core needs: its tests alone, in under a minute
-	$(PYTEST) tests/physics tests/ops tests/belay tests/test_optim.py -m "not slow" -k "not every_method and not any_"
+	$(PYTEST) tests/physics tests/ops tests/belay tests/test_optim.py -m "not slow and not thorough"
 
 test: setup ## all tests but the slow ones, with coverage; under 8 minutes on 2 cores
 	$(PYTEST) -m "not slow" --cov --cov-report= --ignore=tests/lab --ignore=src/torchbelay/lab

@@ -40,7 +40,10 @@ METHODS = {
     "primal averaging": tb.methods.primal_averaging(mu_x=0.9, mu_y=0.5),
     "schedule-free": tb.methods.schedule_free(0.9),
 }
-every_inner = pytest.mark.parametrize("inner", INNER)
+USUAL = ("AdamW", "momentum")  # what `make quick` runs
+every_inner = pytest.mark.parametrize(
+    "inner", [name if name in USUAL else pytest.param(name, marks=pytest.mark.thorough) for name in INNER]
+)
 every_method = pytest.mark.parametrize("how", METHODS)
 
 
@@ -91,6 +94,7 @@ def test_one_pass_is_torchs_step_and_the_ordinary_coupling(inner: str, how: str)
     agree(mine, theirs, tolerance=2e-5 if how in ("velocities", "schedule-free", "primal averaging") else 2e-6)
 
 
+@pytest.mark.thorough
 def test_a_thousand_steps_of_adamw_are_torchs_to_rounding() -> None:
     steps = 1000 if WHERE == "cuda" else 150  # the interpreter needs a second for thirty
 
@@ -427,6 +431,7 @@ def test_other_hooks_fire_once_a_step() -> None:
     assert run.belay.step == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("skipping")
 @pytest.mark.parametrize("inner", ["AdamW", "Adam"])
 @pytest.mark.parametrize("how", ["belay", "ema", "swa", "lookahead", "velocities"])

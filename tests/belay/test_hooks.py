@@ -342,6 +342,7 @@ def fresh_compiler() -> Iterator[Counting]:
 
 
 # torch's compiler imports parts of torch that torch itself has deprecated
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 @pytest.mark.parametrize("how", ["belay", "velocities", "lookahead"])
 @every_depth

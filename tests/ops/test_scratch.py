@@ -55,6 +55,7 @@ def test_exchange_stays_within_the_bound_too(draw, monkeypatch):
     assert 32 < max(allocations.sizes) <= 64
 
 
+@pytest.mark.thorough
 @settings(deadline=None)  # a scratch buffer of one element makes many pieces
 @given(
     shapes=st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple) | st.just((1, 300)) | st.just((300, 1))),

@@ -24,6 +24,7 @@ every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda pair: f"{pair[0
 # Every method
 
 
+@pytest.mark.thorough
 @every_method
 @pytest.mark.parametrize("by", ["host", "device"])
 def test_a_run_equals_the_loop_of_the_reference(name: str, by: str) -> None:
@@ -42,6 +43,7 @@ def test_a_run_equals_the_loop_of_the_reference(name: str, by: str) -> None:
     close(mine.all(), exact.all(), factor=20 if min(c.a, 0) < 0 else 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["host", "device"])
 def test_velocities_equal_the_reference(spring, algorithm1, by: str) -> None:
     mine = lists()
