@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import arithmetic
@@ -28,13 +29,14 @@ class ListBackend:
         """False: the host knows the numbers."""
         return False
 
+    @torch.no_grad()
     def prepare(self, moves: Sequence[Move], count: Count, *, capturing: bool = False) -> "PreparedLists":
         """Copy w1 for motions that cannot do without."""
         prepared: list[Prepared] = []
         for group, motion, _ in moves:
             assert motion is not None
             needed = self.copies_always or motion.split is None
-            copy = [w.detach().clone() for w in group.w1] if needed else None
+            copy = [w.clone() for w in group.w1] if needed else None
             prepared.append((group, motion, copy))
         return PreparedLists(self, prepared)
 
