@@ -160,7 +160,8 @@ def test_triton_is_refused_and_repr_says_where_the_average_is(monkeypatch: pytes
 def test_parameters_on_several_devices() -> None:
     """Weights and averages on two devices; only copies cross. Runs in a process that registers another device."""
     script = ROOT / "tests" / "helpers" / "two_devices.py"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = os.environ | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}  # the other device is the made-up one
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
     assert done.stdout == f"{len(two_devices.cases())} cases\n", done.stdout + done.stderr
 
