@@ -6,6 +6,9 @@
 Tensors are tiny, so that the arithmetic hardly counts. On a GPU the device is idle before each step, and the time ends
 when the call returns. For torch's own optimizer the time is that of Belay's two hooks alone; for torchbelay's, which
 takes the averages along, it is that of the whole step. Medians in milliseconds; compare them within one run only.
+
+The same code in two processes may differ by a third, by where its memory and its core happen to be. So every round
+starts fresh processes, and all of them run on one core, in turns.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from typing import Any
 
 COUNTS = (300, 2_000)
 STEPS, WARM = 30, 10
+TURNS = 2  # of each version in a round
 
 
 class Timed:
@@ -75,6 +79,8 @@ def work() -> None:
     """Time every case once per line on standard input, and answer with a line of JSON."""
     import torch
 
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     torch.set_num_threads(1)
     steps = {count: cases(count) for count in COUNTS}
@@ -90,46 +96,60 @@ def work() -> None:
         print(json.dumps(found), flush=True)
 
 
-def start(source: str | None) -> "subprocess.Popen[str]":
-    environment = os.environ | ({} if source is None else {"PYTHONPATH": source})
-    line = [sys.executable, __file__, "--work"]
-    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+class Worker:
+    """A process that times one version of the package, whenever it is asked."""
+
+    def __init__(self, source: Path | None) -> None:
+        environment = os.environ | ({} if source is None else {"PYTHONPATH": str(source.resolve())})
+        line = [sys.executable, __file__, "--work"]
+        self._process = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(self) -> dict[str, list[float]]:
+        """Return the milliseconds of every case."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write("go\n")
+        stdin.flush()
+        answer: dict[str, list[float]] = json.loads(stdout.readline())
+        return answer
+
+    def stop(self) -> None:
+        self._process.communicate()
 
 
-def ask(process: "subprocess.Popen[str]") -> dict[str, list[float]]:
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None
-    assert stdout is not None
-    stdin.write("go\n")
-    stdin.flush()
-    answer: dict[str, list[float]] = json.loads(stdout.readline())
-    return answer
+def measure(sources: dict[str, Path | None], rounds: int) -> dict[str, dict[str, float]]:
+    """Return the median milliseconds of every case, for every version."""
+    times: dict[str, dict[str, list[float]]] = {version: {} for version in sources}
+    for turn in range(rounds):
+        order = list(sources) if turn % 2 == 0 else list(sources)[::-1]
+        workers = {version: Worker(sources[version]) for version in order}
+        for version in order * TURNS:
+            for name, some in workers[version].ask().items():
+                times[version].setdefault(name, []).extend(some)
+        for worker in workers.values():
+            worker.stop()
+    return {version: {name: statistics.median(some) for name, some in each.items()} for version, each in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beside", type=Path, metavar="SRC", help="the folder that holds another version's torchbelay")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="turns of each version (default: 7)")
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="fresh processes per version (default: 6)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the medians as JSON, too")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
         work()
         return
-    versions = {"here": start(None)} | ({} if args.beside is None else {"beside": start(str(args.beside.resolve()))})
-    times: dict[str, dict[str, list[float]]] = {version: {} for version in versions}
-    for _ in range(args.rounds):
-        for version, process in versions.items():
-            for name, some in ask(process).items():
-                times[version].setdefault(name, []).extend(some)
-    for process in versions.values():
-        process.communicate()
-    medians = {
-        version: {name: statistics.median(some) for name, some in each.items()} for version, each in times.items()
-    }
-    print(f"{'ms on the host, per step':60}" + "".join(f"{version:>10}" for version in medians))
-    for name in medians["here"]:
-        print(f"{name:60}" + "".join(f"{each[name]:10.3f}" for each in medians.values()))
+    medians = measure({"here": None} | ({} if args.beside is None else {"beside": args.beside}), args.rounds)
+    ratio = "" if args.beside is None else f"{'ratio':>10}"
+    print(f"{'ms on the host, per step':60}" + "".join(f"{version:>10}" for version in medians) + ratio)
+    for name, here in medians["here"].items():
+        ratio = "" if args.beside is None else f"{here / medians['beside'][name]:10.2f}"
+        print(f"{name:60}" + "".join(f"{each[name]:10.3f}" for each in medians.values()) + ratio)
     if args.out:
         args.out.write_text(json.dumps(medians, indent=1) + "\n")
 
