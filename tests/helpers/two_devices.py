@@ -80,11 +80,11 @@ def follow_a_model_that_moves() -> None:
     model = nn.Linear(3, 2)
     optimizer, following = attached(model, METHODS["swinging"])
     hosted = tb.Belay(model, optimizer, METHODS["swinging, watching"], device="cpu")
-    for now in ("cpu", OTHER, "cpu"):
+    for now in (torch.device("cpu"), torch.device(OTHER, 0), torch.device("cpu")):
         for p in model.parameters():
-            p.fake_device = torch.device(now)  # type: ignore[attr-defined]  # as model.to() would move it in place
+            p.fake_device = now  # type: ignore[attr-defined]  # as model.to() would move it in place
         step(model, optimizer)
-        for belay, expected in ((following, now), (hosted, "cpu")):
+        for belay, expected in ((following, now.type), (hosted, "cpu")):
             for average in belay.state_dict()["averages"].values():
                 kinds = [average[kind] for kind in ("weights", "velocities1", "velocities2")]
                 assert {t.device.type for tensors in kinds for t in tensors.values()} == {expected}
