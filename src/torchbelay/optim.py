@@ -8,8 +8,8 @@ step and the ordinary coupling.
 `fused` is True if no other way is asked for and torch has a fused step for the weights, on the CPU too. The kernel
 leaves `p.grad` as it is; torch's own fused step unscales it in place under GradScaler.
 
-A tensor that is put into a parameter's state by hand is noticed at once in a model of up to 32 parameters, and within
-one step per 32 parameters in a larger one. `load_state_dict` is noticed at once.
+Every step checks the state of 32 parameters, in turn: a tensor that is put into a parameter's state by hand is noticed
+after at most n/32 steps, if the optimizer has n parameters. `load_state_dict` is noticed at once.
 """
 
 from collections.abc import Callable, Collection
@@ -29,27 +29,27 @@ Hyper = tuple[float | Tensor, float, float, float, float]  # lr, betas (momentum
 FUSED_DEVICES = ("cpu", "cuda")
 
 
-class _FusingOptimizer(torch.optim.Optimizer):
+class _OnePassOptimizer(torch.optim.Optimizer):
     """Takes the averages of an attached `Belay` along in its own pass, if it can."""
 
-    KEYS: ClassVar[tuple[str | None, ...]]  # what the state has of two moments and a step count
+    KEYS: ClassVar[tuple[str | None, ...]]  # in the state: the first moment, the second, the step count; None: has none
 
-    _works: "tuple[Work, ...]" = ()  # handed over for the coming step
+    _works: "tuple[Work, ...]" = ()  # handed over for the coming step, by each attached Belay
     _rule: str | None = None  # of the coming step
     _step_outside_graphs: Any = None  # `_step_with`, kept out of compiled graphs
     _pass: Any = None
     _states: Collection[Any] = ()
     _refused: Any = None  # what no pass could be made for
 
-    def expect_averages(self, work: "Work") -> bool:
+    def take_over(self, work: "Work") -> bool:
         """Take over the work of the coming step; False if this optimizer, as it is set, cannot take it along."""
         rules = {self._rule_of(group) for group in self.param_groups}
         self._rule = rules.pop() if len(rules) == 1 else None
         if self._rule is None:
             return False
-        if _FusingOptimizer._step_outside_graphs is None:  # made late: it loads torch's compiler, which takes a second
-            outside = torch.compiler.disable(_FusingOptimizer._step_with)  # type: ignore[no-untyped-call]
-            _FusingOptimizer._step_outside_graphs = outside
+        if _OnePassOptimizer._step_outside_graphs is None:  # made late: it loads torch's compiler, which takes a second
+            outside = torch.compiler.disable(_OnePassOptimizer._step_with)  # type: ignore[no-untyped-call]
+            _OnePassOptimizer._step_outside_graphs = outside
         self._works = (*(other for other in self._works if not other.closed), work)
         return True
 
@@ -73,7 +73,7 @@ class _FusingOptimizer(torch.optim.Optimizer):
 
     def _torch_step(self, closure: Callable[[], Any] | None) -> Any:
         step = super().step.__func__  # type: ignore[attr-defined]
-        while getattr(step, "hooked", False):  # the hooks are being called already, around this step
+        while getattr(step, "hooked", False):  # torch's wrapper would call the hooks again
             step = step.__wrapped__
         return step(self, closure)
 
@@ -83,7 +83,7 @@ class _FusingOptimizer(torch.optim.Optimizer):
         if not work.moves:
             return False
         hyper = [self._hyper(group) for group in self.param_groups]
-        gradients = self._gradients(work) if None not in hyper else None
+        gradients = self._find_pass(work) if None not in hyper else None
         if gradients is None:
             return False
         scale = getattr(self, "grad_scale", None)
@@ -93,8 +93,8 @@ class _FusingOptimizer(torch.optim.Optimizer):
         work.carried = True
         return True
 
-    def _gradients(self, work: "Work") -> list[int] | None:
-        """Return the addresses of the gradients, once a pass is known to fit them; None if there is no such pass."""
+    def _find_pass(self, work: "Work") -> list[int] | None:
+        """Find or make the pass for this work, and return the addresses of the gradients; None if there is no pass."""
         rule, known = self._rule, self._pass
         if known is None and self._refused is not None and self._refused == (rule, [m.group for m in work.moves]):
             return None  # as at the last step
@@ -106,7 +106,7 @@ class _FusingOptimizer(torch.optim.Optimizer):
             gradients: list[int] | None = known.gradients()
             if gradients is not None:
                 return gradients
-        from .ops.triton.fused import are_usual  # Triton is installed: its averages are expected
+        from .ops.triton.fused import are_usual  # Triton is installed: only its backend hands work over
         from .ops.triton.table import State
 
         if not are_usual(work.parameters):
@@ -148,7 +148,7 @@ def _rate(group: dict[str, Any]) -> float | Tensor | None:
     return lr if alike else None
 
 
-class Adam(_FusingOptimizer, torch.optim.Adam):
+class Adam(_OnePassOptimizer, torch.optim.Adam):
     """torch.optim.Adam, in one pass with an attached `Belay` on a GPU.
 
     >>> import torchbelay as tb
@@ -220,7 +220,7 @@ class AdamW(Adam, torch.optim.AdamW):
         self._fuse_by_default()
 
 
-class SGD(_FusingOptimizer, torch.optim.SGD):
+class SGD(_OnePassOptimizer, torch.optim.SGD):
     """torch.optim.SGD, in one pass with an attached `Belay` on a GPU.
 
     >>> model = torch.nn.Linear(3, 1)

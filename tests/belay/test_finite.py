@@ -330,7 +330,7 @@ def test_an_optimizer_that_would_take_the_averages_along_steps_on_its_own() -> N
     class Fusing(torch.optim.SGD):
         asked = 0
 
-        def expect_averages(self, work: object) -> bool:
+        def take_over(self, work: object) -> bool:
             self.asked += 1
             return False
 

@@ -40,7 +40,7 @@ class Averages:
         """Yield the entries of all averages."""
         return (entry for average in self for entry in average.entries.values())
 
-    def followed(self) -> list[tuple[str, Tensor]]:
+    def named_weights(self) -> list[tuple[str, Tensor]]:
         """Return the name and the tensor of every parameter that is averaged, each once."""
         return list({id(e.w1): (e.name, e.w1) for e in self.entries()}.values())
 
@@ -124,7 +124,10 @@ class Averages:
             warn_of_feedback(new, self._optimizer, rounding=self._options.rounding)
 
     def refresh_names(self) -> None:
-        """Call every entry by the name that the model has for its parameter now."""
+        """Call every entry by the name that the model has for its parameter now, and drop those that left the model.
+
+        Refuses a parameter that left the model but is still trained.
+        """
         names = {id(p): name for name, p in modules.named_parameters(self._model).items()}
         lost = [e for e in self.entries() if id(e.w1) not in names]
         if lost:
@@ -144,7 +147,7 @@ class Averages:
     # Learning rates ----------------------------------------------------------------------------------------------
 
     def lr(self, cohort: Cohort) -> float:
-        """Return the learning rate of a cohort that has one optimizer group; 0 if there is none and none is needed."""
+        """Return the learning rate of a cohort with one optimizer group; 0 if there is none and none is needed."""
         assert cohort.group is not None
         lr = self.parameters.lr(cohort.group)
         if lr is None and cohort.varies == "lr":
@@ -166,7 +169,10 @@ class Averages:
             average.buffers = {name: b.detach().clone() for name, b in modules.named_buffers(self._model).items()}
 
     def forget_buffers(self, keep: Tensor | None) -> None:
-        """Drop what `update_bn` found for an average: a step has passed. A step with `keep` 0 has not."""
+        """Drop the averages' own buffers, which `update_bn` found: a step has made them outdated.
+
+        If only the device knows whether the step counts (`keep`), it overwrites them by the model's instead.
+        """
         for average in self:
             if keep is None:
                 average.buffers = {}

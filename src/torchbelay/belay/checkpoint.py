@@ -1,4 +1,14 @@
-"""A Belay's state as plain tensors and numbers, and the check of a state before anything is changed."""
+"""A Belay's state as plain tensors and numbers, and the check of a state before anything is changed.
+
+format, step, ahead, began      numbers: FORMAT, the count of steps, and 0 or 1
+options                         what must agree, by name
+made_with                       the same facts and more as names, for torch.distributed.checkpoint
+averages
+    NAME                        "average", or the name of a spectator
+        weights, velocities1, velocities2, buffers      tensors by the parameter's or buffer's name
+        own_buffers                                     0 if `buffers` holds zeros that are never read
+        methods, ages, memories                         by the parameter's name
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol

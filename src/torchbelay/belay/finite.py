@@ -21,39 +21,39 @@ class Guard:
 
     def __init__(self, *, raises: bool) -> None:
         self.raises = raises
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of a tensor: it, and a copy of it
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of a tensor: it, and a copy of it
 
-    def keep(self, tensors: Iterable[Tensor], done: Tensor | None) -> None:
-        """Copy tensors that are about to move. If `done` is 1 they have moved already, and the old copy is right."""
-        old, self._kept = self._kept, {}
+    def copy(self, tensors: Iterable[Tensor], moved: Tensor | None) -> None:
+        """Copy tensors that are about to move. If `moved` is 1 they have moved already, and the old copy stays."""
+        old, self._copies = self._copies, {}
         for t in tensors:
-            if done is not None and id(t) in old:
-                arithmetic.put_back_([old[id(t)][1]], [t], done)
-                self._kept[id(t)] = old[id(t)]
+            if moved is not None and id(t) in old:
+                arithmetic.put_back_([old[id(t)][1]], [t], moved)
+                self._copies[id(t)] = old[id(t)]
             else:
-                self._kept[id(t)] = (t, t.clone())
+                self._copies[id(t)] = (t, t.clone())
 
     def forget(self) -> None:
         """Drop the copies: the step has ended."""
-        self._kept = {}
+        self._copies = {}
 
-    def look(self, followed: Named, step: int | None) -> Tensor | None:
+    def look(self, named: Named, step: int | None) -> Tensor | None:
         """Return 1 if the weights are finite; if not, put the copies back and return 0, or raise.
 
         None means that the weights are known to be finite.
         """
-        weights = [w for _, w in followed]
+        weights = [w for _, w in named]
         good = least(arithmetic.finite([local(w) for w in weights]), weights)
         if self.raises and bool(good):
             return None
-        if self._kept:
-            tensors, copies = zip(*self._kept.values(), strict=True)
+        if self._copies:
+            tensors, copies = zip(*self._copies.values(), strict=True)
             arithmetic.put_back_(tensors, copies, good)
         if not self.raises:
             return good
         self.forget()
         raise FloatingPointError(
-            f"{self._what(followed)} after the optimizer's step{'' if step is None else f' {step}'}. No average has "
+            f"{self._what(named)} after the optimizer's step{'' if step is None else f' {step}'}. No average has "
             "moved, and the weights are as the optimizer left them: load a checkpoint, or go back to the average by "
             "copy_to_model()"
         )

@@ -32,14 +32,14 @@ class Work:
 
     moves: list[Move]
     parameters: list[Tensor]  # all that the optimizer holds, in its order
-    keep: Tensor | None  # 0 on the device if mixed-precision training skips the step, else 1
+    keep: Tensor | None  # 1 on the device if the step counts, 0 if GradScaler skips it or it leaves bad weights
     count: Clock
     capturing: bool  # the step is being recorded in a CUDA graph
     lead: Callable[[], None]
     fuse: Callable[..., Any]  # Backend.fuse
     buffers: Buffers = field(default_factory=list)
     memories: Memories = field(default_factory=list)  # methods that remember, with their memories before this step
-    retried: Tensor | None = None  # 1 if the averages have already moved for this step, which raised the first time
+    led: Tensor | None = None  # 1 if `lead()` is already done for this step, which raised the first time
     prepared: PreparedStep | None = None  # set by `lead()`
     carried: bool = False  # set by the optimizer
     closed: bool = False  # the step has ended, or another one has taken its place
@@ -76,8 +76,8 @@ class Plan:
             return False
         return not self._backend.remembers_addresses or self._backend.is_current()
 
-    def must_ask(self) -> bool:
-        """Whether the host has to know the number of the step, and so whether the last one took place."""
+    def needs_step_number(self) -> bool:
+        """Whether the host must know the step's number. It then waits to learn whether the last step was skipped."""
         if not self._began or self._numbered:
             return True
         return not self.constant and self._averages_buffers()
@@ -89,18 +89,18 @@ class Plan:
         """Whether a step now would be recorded in a CUDA graph."""
         return self._on_gpu and torch.cuda.is_current_stream_capturing()
 
-    def check_capture(self, asks: bool) -> None:
+    def check_capture(self, numbered: bool) -> None:
         """Refuse what a replayed graph cannot do: ask the host."""
         if self._options.hosted or self._options.on_nonfinite == "raise":
             raise RuntimeError(
                 "a captured graph cannot replay averages with device='cpu' or on_nonfinite='raise', which need the "
                 "host at every step; take the step outside the graph"
             )
-        if asks:
+        if numbered:
             raise RuntimeError(
                 "a captured graph cannot replay this average: its numbers come from the host at every step (a method "
-                "that sees the learning rate or says nothing of itself, averages that have not begun, averaged "
-                "buffers, or weights that go the foreach way); take the step outside the graph"
+                "that needs the learning rate or has no attribute `varies`, averages that have not begun, averaged "
+                "buffers, or weights that the kernels cannot take); take the step outside the graph"
             )
 
     def moves(self, step: int | None, lr: Callable[[Cohort], float], memories: Memories) -> list[Move]:
@@ -121,6 +121,7 @@ class Plan:
                 memories.append((cohort.method, cohort.method.memory))
             motion = cohort.motion(step, 0.0 if cohort.group is None else lr(cohort))
             if motion is not None or schedule is not None:
+                # a backend that follows schedules gets the same groups at every step, moving or not
                 found.append(self._checked(average, Move(cohort, motion or REST, schedule)))
         return found
 

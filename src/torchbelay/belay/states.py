@@ -1,10 +1,17 @@
 """The states that a stepper can be in: idle, under way, skipped, or ahead after a step that raised.
 
-    Idle ── before() ──► UnderWay ── after() ──► Idle
-                            └─ the optimizer raises, before() again ──► UnderWay, told what has moved already
-    Idle ── before(), and GradScaler skips the step ──► Skipped ── after() ──► Idle
+    Idle ─── before() ───────────────────► UnderWay ─── after() ───► Idle
+    Idle ─── before(), GradScaler skips ─► Skipped ──── after() ───► Idle
 
-`moved` is 1 if the averages have moved for a step that has not ended, else 0 or None. It may live on a device.
+If the optimizer raises, `after()` is not called, and the state stays `UnderWay`. The step may then be taken again:
+
+    UnderWay ─ before() ───────────────────► UnderWay ─ after() ───► Idle
+    UnderWay ─ before(), GradScaler skips ─► Skipped ── after() ───► Ahead
+
+A checkpoint that was saved after such a step is resumed in `Ahead`. From there a step goes on as from `UnderWay`.
+
+`led` says whether `lead()`, the work before the optimizer's step, is already done for a step that has not ended: 1 if
+so, 0 or None if not. It is a tensor, because only the device may know.
 """
 
 from dataclasses import dataclass
@@ -18,14 +25,14 @@ from .plan import Work
 class Idle:
     """No step is under way, and weights and averages belong to the same step."""
 
-    moved: None = None
+    led: None = None
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """No step is under way, but the averages have moved for one that raised: the next must not move them again."""
+    """No step is under way, but `lead()` was done for one that raised: the next step must not do it again."""
 
-    moved: Tensor
+    led: Tensor
 
 
 @dataclass(frozen=True)
@@ -33,14 +40,14 @@ class UnderWay:
     """`before()` has been called, `after()` not yet. If the optimizer raises, this state stays until the next step."""
 
     work: Work
-    moved: Tensor | None = None
+    led: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Skipped:
     """A step is under way that mixed-precision training skips: nothing moves in it."""
 
-    moved: Tensor | None
+    led: Tensor | None
 
 
 State = Idle | Ahead | UnderWay | Skipped

@@ -17,14 +17,14 @@ from .shard import local
 from .states import Ahead, Idle, Skipped, State, UnderWay
 from .swap import Swap
 
-_MOVED = torch.ones((), device="cpu")
+_DONE = torch.ones((), device="cpu")
 
 
 @runtime_checkable
 class FusingOptimizer(Protocol):
     """An optimizer that may take the averages along in its own pass over memory."""
 
-    def expect_averages(self, work: Work) -> bool:
+    def take_over(self, work: Work) -> bool:
         """Whether the optimizer will, in its coming step, either carry this work out or call its `lead()`."""
 
 
@@ -38,6 +38,7 @@ class Stepper:
             model, optimizer, averages, options, clock,
         )  # fmt: skip
         self.backend = choose(options.impl, rounding=options.rounding, hosted=options.hosted)
+        # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         alone = averages.guard is not None or not self.backend.fuses
         fusing: object = None if alone else optimizer
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
@@ -58,20 +59,21 @@ class Stepper:
         if isinstance(state, UnderWay):  # its step raised
             state.work.forget()
             state.work.closed = True
-        asks, capturing = plan.must_ask(), plan.is_capturing()
+        numbered, capturing = plan.needs_step_number(), plan.is_capturing()
         if capturing:
-            plan.check_capture(asks)
+            plan.check_capture(numbered)
         keep = None
         found_inf = getattr(self._optimizer, "found_inf", None)  # GradScaler's, for optimizers that skip by themselves
         if found_inf is not None:
-            if not asks and (capturing or reading_waits(found_inf)):
+            if not numbered and (capturing or reading_waits(found_inf)):
                 keep = (found_inf.reshape(()) == 0).to(torch.float32)
             elif bool(found_inf):
-                self._state = Skipped(state.moved)
+                self._state = Skipped(state.led)
                 return
-        step = None
-        if not plan.constant and (asks or (keep is None and self._clock.is_certain and not capturing)):
-            step = self._clock.count + 1
+        # A number that the host knows without waiting is given in any case: a step in which nothing moves then needs no
+        # launch.
+        is_free = keep is None and self._clock.is_certain and not capturing
+        step = self._clock.count + 1 if not plan.constant and (numbered or is_free) else None
         memories: Memories = []
         work = Work(
             plan.moves(step, self._averages.lr, memories),
@@ -82,12 +84,12 @@ class Stepper:
             self.lead,
             self.backend.fuse,
             memories=memories,
-            retried=state.moved,
+            led=state.led,
         )
         if self._options.buffers == "average":
             work.buffers = plan.buffers(work.moves)
-        self._state = UnderWay(work, state.moved)
-        if self._fusing is None or work.retried is not None or not self._fusing.expect_averages(work):
+        self._state = UnderWay(work, state.led)
+        if self._fusing is None or work.led is not None or not self._fusing.take_over(work):
             self.lead()
 
     def _current_plan(self) -> Plan:
@@ -106,36 +108,36 @@ class Stepper:
         state = self._state
         if not isinstance(state, UnderWay) or state.work.prepared is not None:
             return
-        work, done, guard = state.work, state.work.retried, self._averages.guard
+        work, led, guard = state.work, state.work.led, self._averages.guard
         keep = work.keep
-        if done is not None:
-            keep = 1 - done if keep is None else keep * (1 - done)
+        if led is not None:
+            keep = 1 - led if keep is None else keep * (1 - led)
         work.prepared = self.backend.prepare(work.moves, self._clock, capturing=work.capturing)
         if guard is not None:
             leading = [move.group for move in work.moves if any(motion.leads for motion in move.motions)]
             if leading:
                 self.backend.wait()
-            guard.keep((w2 for group in leading for w2 in group.w2), done)
+            guard.copy((w2 for group in leading for w2 in group.w2), led)
         work.prepared.before(keep)
-        moved = _MOVED
+        now = _DONE
         if work.keep is not None:
-            moved = work.keep if done is None else torch.maximum(work.keep, done.to(work.keep))
-        self._state = UnderWay(work, moved)
+            now = work.keep if led is None else torch.maximum(work.keep, led.to(work.keep))
+        self._state = UnderWay(work, now)
 
     @torch.no_grad()
     def after(self) -> None:
         """Move everything, now that the optimizer has stepped."""
         state, self._state, self.carried = self._state, Idle(), False
         if isinstance(state, Skipped):
-            self._state = Idle() if state.moved is None else Ahead(state.moved)
+            self._state = Idle() if state.led is None else Ahead(state.led)
             return
         assert isinstance(state, UnderWay)
         work = state.work
         work.closed, self.carried = True, work.carried
         good = None if self._averages.guard is None else self._look_at_the_weights(work)
-        if work.retried is not None and work.keep is not None and state.moved is not None:
-            moved = state.moved * (1 - work.keep)  # still ahead if this step, too, was skipped
-            self._state = Ahead(moved if good is None else moved * good.to(moved))
+        if work.led is not None and work.keep is not None and state.led is not None:
+            led = state.led * (1 - work.keep)  # still ahead if GradScaler skipped the retry
+            self._state = Ahead(led if good is None else led * good.to(led))
         if good is not None:
             work.keep = good if work.keep is None else work.keep * good.to(work.keep)
         if not work.carried:
@@ -163,13 +165,14 @@ class Stepper:
             return None
         step = self._clock.count + 1 if guard.raises else None
         try:
-            good = guard.look(self._averages.followed(), step)
+            good = guard.look(self._averages.named_weights(), step)
         except FloatingPointError:
             work.forget()
             raise
-        if work.memories and good is not None and not bool(good):  # methods with a memory wait for every step anyway
+        # bool() waits for the device, but for a method with a memory the host waits at every step anyway.
+        if work.memories and good is not None and not bool(good):
             work.forget()
-        if work.retried is None or work.keep is None:
+        if work.led is None or work.keep is None:  # else this retry may be skipped, and the next needs the copies
             guard.forget()
         return good
 
@@ -182,19 +185,19 @@ class Stepper:
 
     @property
     def ahead(self) -> int:
-        """1 if the averages have moved for a step that then raised; a checkpoint must know."""
-        return 0 if self._state.moved is None else int(self._state.moved)
+        """1 if `lead()` was done for a step that then raised; a checkpoint must know."""
+        return 0 if self._state.led is None else int(self._state.led)
 
     @property
     def memories(self) -> dict[int, tuple[float, ...]]:
-        """What methods (by id) remembered before a step that is under way, or raised: it has already asked them."""
+        """What methods (by id) remembered before the step that is under way, or raised: it may not have taken place."""
         work = self._state.work if isinstance(self._state, UnderWay) else None
         return {} if work is None else {id(method): memory for method, memory in work.memories}
 
     def resume(self, *, ahead: bool) -> None:
         """Go on from a checkpoint: no step is under way."""
         self._close()
-        self._state = Ahead(_MOVED) if ahead else Idle()
+        self._state = Ahead(_DONE) if ahead else Idle()
 
     def forget_the_step(self) -> None:
         """Drop a step that was begun."""

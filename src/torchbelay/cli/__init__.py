@@ -1,4 +1,4 @@
-"""The command `torchbelay`, one file per verb. This folder reads arguments and prints; it computes nothing itself.
+"""The command `torchbelay`, one file per verb. It reads arguments and prints; formulas and experiments live elsewhere.
 
 A verb is a module with `add(commands)`, which declares its arguments, and `run(args)`, which returns the exit status. A
 mistake in the arguments ends in one line on stderr and exit status 2. `explain` needs the library alone, without torch;

@@ -1,7 +1,8 @@
 """The paper's mistakes and contradictions, as the report lists them.
 
 docs/errata.md has the full story of each, with the tests that prove it. An installed package does not contain that
-file, so a short form is kept here, and a test compares the two. Text between backticks is a formula or code.
+file, so a short form is kept here, and `tests/lab/report/test_build.py` compares the two. Text between backticks is a
+formula or code.
 """
 
 from dataclasses import dataclass
