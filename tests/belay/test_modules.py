@@ -98,6 +98,7 @@ def test_a_wrapper_inside_is_looked_through(wrap) -> None:
     train(model, optimizer, 2)
     exported = belay.average_state_dict()
     assert sorted(exported) == sorted(NAMES)
+    assert list(belay.state_dict()["averages"]["average"]["weights"]) == NAMES
     plain.load_state_dict(exported, strict=True)
     with belay.averaged():
         assert torch.equal(model(batch(0)), plain(batch(0)))

@@ -90,7 +90,7 @@ def test_it_loads_and_training_goes_on_as_it_did(old: dict[str, Any], later: dic
     assert differences(run.model.state_dict(), later["model"], exact=False) == []
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, on loading in one process
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
 def test_a_distributed_checkpoint_loads_too(old: dict[str, Any]) -> None:
     run = Run()
     state = {"model": run.model.state_dict(), "belay": run.belay}

@@ -329,10 +329,5 @@ def drawn(part: Part, records: Sequence[Record]) -> dict[str, Plate]:
     return found
 
 
-def text(plate: Plate) -> str:
-    """The caption and the notes."""
-    return " ".join([plate.caption, *plate.notes])
-
-
 if __name__ == "__main__":
     write(Path(sys.argv[1]))

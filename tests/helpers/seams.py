@@ -1,4 +1,7 @@
-"""Every place where a test reaches behind the public surface. If the library's insides move, this is the file to mend.
+"""Every place where tests of Belay and of its steps reach behind the public surface. If insides move, mend this file.
+
+Two kinds of test name their seams themselves: `tests/testing/test_suite.py` breaks the library on purpose, and tests of
+the laboratory replace what a part of it would train or download.
 
 A test asks for behaviour first: `state_dict()`, `stats()`, `repr()`, warnings, the operations that torch is asked for.
 It comes here only for what the CPU of a test machine cannot show (a device that must be waited for, a captured graph),

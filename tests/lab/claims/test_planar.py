@@ -1,4 +1,4 @@
-"""The rules behind C1 to C4, C12 and C13, on records made for each outcome; and what a verdict is."""
+"""The rules behind C1 to C4, C12 and C13, on records made for each outcome."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ import pytest
 
 from helpers import golden_records
 from torchbelay.lab.claims.planar import CLAIMS, PAPER_RATES, SIX
-from torchbelay.lab.claims.verdict import Answer, Claim, Finding, combine, judge_claim
+from torchbelay.lab.claims.verdict import Answer, Claim, Finding, judge_claim
 from torchbelay.lab.part import Record
 
 HOLDS, IN_PART, FAILS, OPEN = Answer.HOLDS, Answer.IN_PART, Answer.FAILS, Answer.OPEN
@@ -25,7 +25,7 @@ def weights_of(arm: str) -> str:
     return "w2" if "+" in arm else "w1"
 
 
-# What a verdict is --------------------------------------------------------------------------------------------------
+# All of them --------------------------------------------------------------------------------------------------------
 
 
 def test_the_claims_are_those_about_the_plane() -> None:
@@ -41,28 +41,6 @@ def test_the_claims_are_those_about_the_plane() -> None:
 def test_a_claim_whose_part_was_not_run_says_so(claim: Claim) -> None:
     found = judge_claim(claim, {"fig1": []})
     assert found.finding == Finding(OPEN, f"needs {claim.needs[0]}, which has not been run")
-
-
-def test_missing_parts_are_named_and_present_ones_are_not() -> None:
-    claim = Claim("C0", "text", "rule", ("a", "b", "c"), lambda records: Finding(HOLDS, "never asked"))
-    assert judge_claim(claim, {"b": []}).finding.summary == "needs a, c, which has not been run"
-
-
-def test_a_rule_sees_the_records() -> None:
-    claim = Claim("C0", "text", "rule", ("a",), lambda records: Finding(FAILS, f"{len(records['a'])} records"))
-    assert judge_claim(claim, {"a": [{}, {}], "b": []}).finding == Finding(FAILS, "2 records")
-
-
-@pytest.mark.parametrize(
-    ("kept", "answer"),
-    [([True], HOLDS), ([True, True], HOLDS), ([True, False], IN_PART), ([False], FAILS), ([False, False], FAILS)],
-)
-def test_a_claim_of_several_parts_holds_or_holds_in_part_or_fails(kept: list[bool], answer: Answer) -> None:
-    assert combine(kept) is answer
-
-
-def test_a_claim_without_parts_is_open() -> None:
-    assert combine([]) is OPEN
 
 
 @pytest.mark.parametrize("part", golden_records.PARTS[1:], ids=lambda part: part.NAME)

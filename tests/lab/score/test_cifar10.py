@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 
 from helpers import score_records
-from helpers.score_records import text, without
+from helpers.captions import full_text
+from helpers.score_records import without
 from torchbelay.lab.part import Part, Plate, Record, Table
 from torchbelay.lab.report import style
 from torchbelay.lab.score import cifar10
@@ -53,7 +54,7 @@ def test_pairs_are_of_losses_and_of_fids(plates: dict[str, Plate]) -> None:
     assert names == ["BELAY ÷ EMA", "BELAY ÷ matched EMA", "matched EMA ÷ EMA", "θ −0.5 ÷ EMA"]
     assert len(losses.containers) == len(drawn_images.containers) == 4
     assert "BELAY ÷ EMA: 1.022 (" in plates["cifar10-pairs"].caption
-    assert "Ratios of test loss: BELAY ÷ EMA 1.022 (" in text(plates["cifar10-pairs"])
+    assert "Ratios of test loss: BELAY ÷ EMA 1.022 (" in full_text(plates["cifar10-pairs"])
 
 
 @pytest.mark.parametrize(
@@ -85,12 +86,12 @@ def test_that_fid_was_not_run_is_said() -> None:
     assert [text.get_text() for text in plate.figure.axes[1].texts] == ["not run"]
     assert plate.caption.endswith(" in test loss, not run in FID.")
     assert "FID has not been run." in plate.notes
-    assert "Ratios of FID" not in text(plate)
+    assert "Ratios of FID" not in full_text(plate)
 
 
 def test_the_ratios_of_fid_are_told() -> None:
     plate = drawn(score_records.cifar10(fid_ratio=0.5))["cifar10-pairs"]
-    assert "Ratios of FID: BELAY ÷ EMA 0.5 (0.491 to 0.509);" in text(plate)
+    assert "Ratios of FID: BELAY ÷ EMA 0.5 (0.491 to 0.509);" in full_text(plate)
     assert plate.caption.endswith(" in test loss, 0.5 (0.491 to 0.509) in FID.")
 
 

@@ -1,123 +1,37 @@
 """The data sets: every format gives the same pixels, and every defect of a copy is one line of error."""
 
-import gzip
-import hashlib
-import http.client
-import io
 import os
 import struct
-import tarfile
-import urllib.error
-import urllib.request
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from helpers.image_files import (
+    BATCHES,
+    COPIES,
+    MNIST_FILES,
+    TEST,
+    TRAIN,
+    idx,
+    is_right,
+    make_sets_small,
+    npz,
+    pixels,
+    refused,
+    tar,
+    unpacked,
+)
 from torchbelay.lab.part import LabError
-from torchbelay.lab.score.data import Images, is_available, load
+from torchbelay.lab.score.data import is_available, load
 from torchbelay.lab.score.download import cache_folder
 from torchbelay.lab.score.formats import DATASETS, DatasetName
-
-TRAIN, TEST = 20, 8  # of the small sets that stand for the large ones here
-MNIST_FILES = ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
-BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-
-
-def pixels(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A small set, channels first."""
-    generator = np.random.default_rng(7)
-    shape = DATASETS[name].shape
-    train, test = (generator.integers(0, 256, (n, *shape), dtype=np.uint8) for n in (TRAIN, TEST))
-    return train, test
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Make the published sets small, with no folder named, an empty cache, and no internet."""
-    for name in ("mnist", "cifar10"):
-        train, test = pixels(name)
-        found = hashlib.sha256(train.tobytes() + test.tobytes()).hexdigest()
-        monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], train=TRAIN, test=TEST, sha256=found))
-    monkeypatch.delenv("TORCHBELAY_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(urllib.request, "urlopen", no_internet)
-
-
-def no_internet(*_: Any, **__: Any) -> Any:
-    raise urllib.error.URLError("no route\nto host")
-
-
-# Copies of every form -------------------------------------------------------------------------------------------------
-
-
-def npz(path: Path, name: str, **other: np.ndarray) -> Path:
-    train, test = (part.transpose(0, 2, 3, 1) for part in pixels(name))
-    if name == "mnist":
-        train, test = train[..., 0], test[..., 0]
-    labels = {"y_train": np.zeros(TRAIN), "y_test": np.zeros(TEST)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **({"x_train": train, "x_test": test} | labels | other))  # type: ignore[arg-type]
-    return path
-
-
-def idx(folder: Path, ending: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, part in zip(MNIST_FILES, pixels("mnist"), strict=True):
-        content = struct.pack(">4I", 0x803, len(part), 28, 28) + part.tobytes()
-        (folder / (file + ending)).write_bytes(gzip.compress(content) if ending else content)
-    return folder
-
-
-def batches() -> dict[str, bytes]:
-    train, test = pixels("cifar10")
-    parts = zip(BATCHES, [*np.split(train, 5), test], strict=True)
-    return {file: np.insert(part.reshape(len(part), -1), 0, 9, axis=1).tobytes() for file, part in parts}  # 9: a label
-
-
-def unpacked(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, content in batches().items():
-        (folder / file).write_bytes(content)
-    return folder
-
-
-def tar(path: Path, lacking: str = "") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as archive:
-        for file, content in reversed(batches().items()):  # their order in the archive says nothing
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{file}")
-            member.size = len(content)
-            if file != lacking:
-                archive.addfile(member, io.BytesIO(content))
-    return path
-
-
-COPIES: dict[str, tuple[DatasetName, Callable[[Path], Path]]] = {
-    "an npz of MNIST": ("mnist", lambda at: npz(at / "any-name.npz", "mnist")),
-    "a folder with it": ("mnist", lambda at: npz(at / "mnist.npz", "mnist").parent),
-    "packed idx files": ("mnist", lambda at: idx(at, ".gz")),
-    "plain idx files": ("mnist", lambda at: idx(at, "")),
-    "an npz of CIFAR-10": ("cifar10", lambda at: npz(at / "any-name.npz", "cifar10")),
-    "a folder with that": ("cifar10", lambda at: npz(at / "cifar10.npz", "cifar10").parent),
-    "batches": ("cifar10", unpacked),
-    "batches in their folder": ("cifar10", lambda at: unpacked(at / "cifar-10-batches-bin").parent),
-    "an archive": ("cifar10", lambda at: tar(at / "any-name.tar.gz")),
-    "a folder with an archive": ("cifar10", lambda at: tar(at / "cifar-10-binary.tar.gz").parent),
-}
-
-
-def is_right(found: Images, name: str) -> bool:
-    train, test = (torch.from_numpy(part) for part in pixels(name))
-    assert found.name == name
-    assert found.train.dtype == found.test.dtype == torch.uint8
-    assert found.train.is_contiguous()
-    assert found.test.is_contiguous()
-    return torch.equal(found.train, train) and torch.equal(found.test, test)
+    make_sets_small(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("form", COPIES)
@@ -169,15 +83,6 @@ def test_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # Copies that are none -------------------------------------------------------------------------------------------------
-
-
-def refused(name: Any, path: Path | None) -> str:
-    """What is said: a single line."""
-    with pytest.raises(LabError) as error:
-        load(name, path)
-    said = str(error.value)
-    assert "\n" not in said
-    return said
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,91 +199,6 @@ def test_a_flipped_bit_is_refused_or_does_no_harm(form: str, tmp_path: Path) -> 
         file.write_bytes(whole)
     assert len(said) > 30
     assert all(str(path) in line and "\n" not in line for line in said)
-
-
-# The usual download ---------------------------------------------------------------------------------------------------
-
-
-class Answer(io.BytesIO):
-    """What urlopen gives."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(content)
-        self.headers = {"Content-Length": str(len(content))}
-
-
-@pytest.fixture
-def internet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Addresses and what is there; the published md5 sums are those of it."""
-    there: dict[str, bytes] = {}
-    archive = tar(tmp_path / "there" / "cifar-10-binary.tar.gz")
-    for name, files in (("mnist", sorted(idx(tmp_path / "there-too", ".gz").iterdir())), ("cifar10", [archive])):
-        published = DATASETS[name]
-        assert sorted(published.md5) == [file.name for file in files]
-        there |= {published.source + file.name: file.read_bytes() for file in files}
-        sums = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in files}
-        monkeypatch.setitem(DATASETS, name, replace(published, md5={file: sums[file] for file in published.md5}))
-
-    def urlopen(address: str, *, timeout: float) -> Answer:
-        assert timeout > 0
-        return Answer(there[address])
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    return there
-
-
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_a_download_is_kept(name: DatasetName, internet: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not is_available(name, None)
-    assert is_right(load(name, None), name)
-    assert is_available(name, None)
-    assert sorted(file.name for file in cache_folder().iterdir()) == sorted(DATASETS[name].md5)
-    monkeypatch.setattr(urllib.request, "urlopen", no_internet)
-    assert is_right(load(name, None), name)
-
-
-def test_an_interrupted_download_goes_on_with_the_rest(internet: dict[str, bytes]) -> None:
-    first, second = internet_of("mnist")
-    whole = internet.pop(second)
-    with pytest.raises(KeyError):
-        load("mnist", None)
-    assert [file.name for file in cache_folder().iterdir()] == [first.rpartition("/")[2]]
-    internet.clear()
-    internet[second] = whole
-    assert is_right(load("mnist", None), "mnist")
-
-
-def test_a_damaged_download_is_not_kept(internet: dict[str, bytes]) -> None:
-    first, _ = internet_of("mnist")
-    internet[first] = internet[first][:-1]
-    said = refused("mnist", None)
-    assert said.startswith(f"{first} came damaged (md5 ")
-    assert "give a copy with --data: mnist.npz" in said
-    assert list(cache_folder().iterdir()) == []
-
-
-def internet_of(name: str) -> list[str]:
-    return [DATASETS[name].source + file for file in DATASETS[name].md5]
-
-
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-@pytest.mark.parametrize("error", [urllib.error.URLError("no route\nto host"), http.client.IncompleteRead(b"")])
-def test_without_the_internet_it_is_said_what_accepted(
-    name: DatasetName, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def urlopen(*_: Any, **__: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    said = refused(name, None)
-    assert said.startswith(f"cannot download {internet_of(name)[0]} to {cache_folder()} (")
-    assert said.endswith(f"); give a copy with --data: {DATASETS[name].accepted}")
-    assert list(cache_folder().iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file, no folder")
-    assert "give a copy with --data" in refused("mnist", None)
 
 
 # The sets themselves --------------------------------------------------------------------------------------------------

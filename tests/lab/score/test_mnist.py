@@ -9,7 +9,8 @@ import pytest
 from matplotlib.lines import Line2D
 
 from helpers import score_records
-from helpers.score_records import RATES, table1, text, with_table1, without
+from helpers.captions import full_text
+from helpers.score_records import RATES, table1, with_table1, without
 from torchbelay.lab.part import Part, Plate, Record, Settings, Table
 from torchbelay.lab.report import style
 from torchbelay.lab.score import cifar10, mnist, sign
@@ -83,8 +84,8 @@ def test_a_lost_seed_leaves_the_median_and_is_counted_beside_it() -> None:
     assert (cross.get_xdata()[0], cross.get_color()) == (3e-3, style.colour("matched EMA"))
     assert cross.get_ydata()[0] > 1.12 * max(RATES.values())
     assert "2 of 3" in [text.get_text() for text in ax.texts]
-    assert "3 of 54 runs are lost" in text(made["mnist-rates"])
-    assert "runs that work end below 0.24 and collapsed runs end above 0.7." in text(made["mnist-rates"])
+    assert "3 of 54 runs are lost" in full_text(made["mnist-rates"])
+    assert "runs that work end below 0.24 and collapsed runs end above 0.7." in full_text(made["mnist-rates"])
     assert "0.003 (BELAY)" in made["mnist-rates"].caption  # a rate with a lost seed is not the best one
     assert "2 of 3" in [text.get_text() for text in made["mnist-pairs"].figure.axes[1].texts]
 
@@ -109,14 +110,14 @@ def test_runs_that_were_lost_are_marked_and_counted(plates: dict[str, Plate]) ->
     crosses = [each for each in plates["mnist-rates"].figure.axes[0].lines if each.get_marker() == "X"]
     assert {float(each.get_xdata()[0]) for each in crosses} == {5e-2}
     assert {each.get_color() for each in crosses} == {style.colour("matched EMA")}
-    assert "3 of 54 runs are lost" in text(plates["mnist-rates"])
+    assert "3 of 54 runs are lost" in full_text(plates["mnist-rates"])
 
 
 def test_pairs_have_the_ratio_at_each_rate_and_at_the_best(plates: dict[str, Plate]) -> None:
     plate = plates["mnist-pairs"]
     titles = [ax.get_title(loc="left") for ax in plate.figure.axes]
     assert titles == ["each at its own best rate", "BELAY ÷ EMA", "BELAY ÷ matched EMA"]
-    assert "At the paper's rate, 0.05: BELAY ÷ EMA 0.794 (0.772 to 0.817)" in text(plate)
+    assert "At the paper's rate, 0.05: BELAY ÷ EMA 0.794 (0.772 to 0.817)" in full_text(plate)
     assert "At the best rates: BELAY ÷ EMA 1.0" in plate.caption
     assert "matched EMA lost" in [text.get_text() for text in plate.figure.axes[2].texts]
     assert "both lost" not in [text.get_text() for text in plate.figure.axes[2].texts]
@@ -144,7 +145,7 @@ def test_the_table_has_the_papers_numbers_beside_ours(plates: dict[str, Plate]) 
     assert networks.startswith("NCSNv2 with 1,862,337 weights, 30,000 steps")
     assert differs == score_records.protocol("table1")["differs"]
     assert time.endswith(": 41.5 s with 6 side by side.")
-    assert "10,000 samples" in text(plate)
+    assert "10,000 samples" in full_text(plate)
 
 
 def test_without_long_runs_the_table_is_of_the_short_ones(plates: dict[str, Plate]) -> None:
@@ -161,9 +162,9 @@ def test_without_long_runs_the_table_is_of_the_short_ones(plates: dict[str, Plat
 def test_the_long_runs_are_shown_as_soon_as_there_are_any(plates: dict[str, Plate]) -> None:
     plate = plates["mnist-table1"]
     assert "still to come" not in plate.title
-    assert "not been run" not in text(plate)
-    assert "10,000 samples" in text(plate)
-    assert "FID, mean over seeds: EMA at 0.001" in text(plates["mnist-samples"])
+    assert "not been run" not in full_text(plate)
+    assert "10,000 samples" in full_text(plate)
+    assert "FID, mean over seeds: EMA at 0.001" in full_text(plates["mnist-samples"])
     no_fid = drawn(without(score_records.mnist(), kind="fid"))["mnist-table1"]
     assert "FID has not been run." in no_fid.caption
 
@@ -176,7 +177,7 @@ def test_the_table_of_the_long_runs_goes_by_arm_and_rate_and_ends_with_the_tuned
     assert "BELAY m1 2e4 is BELAY with rate and mass tuned on the short runs." in plate.notes
     assert cells(plate, "BELAY m1 2e4 at 0.001")["w2 test ÷ EMA's"].startswith("1.0")
     untuned = drawn(with_table1(score_records.mnist(), without(table1(), arm="BELAY m1 2e4")))["mnist-table1"]
-    assert "tuned" not in text(untuned)
+    assert "tuned" not in full_text(untuned)
 
 
 def test_a_fid_that_is_lost_is_not_one_that_was_not_asked_for(planned: dict[str, Plate]) -> None:
@@ -187,13 +188,13 @@ def test_a_fid_that_is_lost_is_not_one_that_was_not_asked_for(planned: dict[str,
 def test_fids_are_compared_each_at_its_own_best_rate(planned: dict[str, Plate]) -> None:
     said = "BELAY ÷ EMA 0.8 (0.8 to 0.8); BELAY ÷ matched EMA 0.8 (0.8 to 0.8); BELAY m1 2e4 ÷ EMA 1.2 (1.2 to 1.2)."
     rates = "EMA at 0.001, matched EMA at 0.001, BELAY at 0.0003, BELAY m1 2e4 at 0.001, so that rates are compared"
-    assert f"each at its own best rate, seed by seed: {said} {rates}" in text(planned["mnist-table1"])
+    assert f"each at its own best rate, seed by seed: {said} {rates}" in full_text(planned["mnist-table1"])
     assert planned["mnist-table1"].caption.endswith("FID, each at its own best rate: BELAY ÷ EMA 0.8 (0.8 to 0.8).")
     few = drawn(with_table1(score_records.mnist(), without(table1(fid_seeds=1), arm="matched EMA")))["mnist-table1"]
     ones = "BELAY ÷ EMA 0.8 (one seed), 1 of 3 seeds drawn; BELAY m1 2e4 ÷ EMA 1.2 (one seed), 1 of 3 seeds drawn."
-    assert f"seed by seed: {ones}" in text(few)
+    assert f"seed by seed: {ones}" in full_text(few)
     none = drawn(with_table1(score_records.mnist(), without(table1(), kind="fid")))["mnist-table1"]
-    assert "FID of w2" not in text(none)
+    assert "FID of w2" not in full_text(none)
 
 
 def test_the_masses_are_drawn_where_there_are_any(plates: dict[str, Plate]) -> None:
@@ -235,7 +236,7 @@ def test_pictures_of_arms_at_rates_of_their_own_stand_in_one_row(planned: dict[s
     own = ["EMA, 0.001", "matched EMA, 0.001", "BELAY, 0.0003", "BELAY m1 2e4, 0.001"]
     assert pictures(planned["mnist-samples"]) == [(0, title) for title in own]
     told = "EMA at 0.001 15.0 ± 1; matched EMA at 0.001 15.0 ± 1; BELAY at 0.0003 12.0 ± 0.8; BELAY m1 2e4"
-    assert f"FID, mean over seeds: {told}" in text(planned["mnist-samples"])
+    assert f"FID, mean over seeds: {told}" in full_text(planned["mnist-samples"])
     span = "Their FID goes from 12.0 (BELAY at 0.0003) to 18.0 (BELAY m1 2e4 at 0.001)."
     assert planned["mnist-samples"].caption.endswith(span)
     assert "of seed 3, from the same noise for every arm" in planned["mnist-samples"].caption
@@ -252,9 +253,9 @@ def test_what_a_collapsed_network_makes_is_not_drawn() -> None:
     made = drawn(with_table1(score_records.mnist(), [*map(collapsed(arm), long)]))
     plate, table = made["mnist-samples"], made["mnist-table1"]
     assert [title for _, title in pictures(plate)] == ["EMA, 0.001", "matched EMA, 0.001", "BELAY, 0.0003"]
-    assert arm not in text(plate)
-    assert f"; {arm} ÷ EMA: {arm} lost in 1 of 1 seeds, 1 of 3 seeds drawn." in text(table)
-    assert f"{arm} at 0.001" not in text(table)
+    assert arm not in full_text(plate)
+    assert f"; {arm} ÷ EMA: {arm} lost in 1 of 1 seeds, 1 of 3 seeds drawn." in full_text(table)
+    assert f"{arm} at 0.001" not in full_text(table)
     assert cells(table, f"{arm} at 0.001")["w2 FID"] == "lost, 1 of 3 drawn"
 
 
@@ -271,7 +272,7 @@ def collapsed(arm: str) -> Callable[[Record], Record]:
 def test_it_is_said_what_is_lost_and_cannot_be_drawn(planned: dict[str, Plate], plates: dict[str, Plate]) -> None:
     said = "Not shown, because every seed is lost: at 0.05 EMA, matched EMA and BELAY."
     assert planned["mnist-samples"].notes[-1] == said
-    assert "lost" not in text(plates["mnist-samples"])
+    assert "lost" not in full_text(plates["mnist-samples"])
     more = [*lost_fids(), score_records.fid("table1", "BELAY", 1e-2, None, seed=3)]
     works = table1()[1] | {"lr": 5e-2, "seed": 4}  # a run of EMA
     long = without(without(table1(), kind="fid"), kind="run", arm="EMA", lr=5e-2)

@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 
 from helpers import score_records
-from helpers.score_records import SIGN_RATES, THETAS, text, without
+from helpers.captions import full_text
+from helpers.score_records import SIGN_RATES, THETAS, without
 from torchbelay.lab.part import Part, Plate, Record, Table
 from torchbelay.lab.score import sign
 from torchbelay.lab.score.analysis import StudyResults
@@ -70,8 +71,8 @@ def test_where_theta_0_is_lost_the_seeds_that_are_lost_are_counted() -> None:
     assert plate.caption.endswith(f" {counts}.")
     fewer = "θ = −0.9, −0.5 and −0.25 lose fewer than θ = 0 (Fisher's exact one-sided p = 0.024)."
     assert plate.notes[0].startswith(f"{counts}; {fewer}")
-    assert "12 of 90 runs are lost: their test loss is above 0.5" in text(plate)
-    assert "runs that work end below 0.17 and collapsed runs end above 0.86." in text(plate)  # 1.12 × 0.15
+    assert "12 of 90 runs are lost: their test loss is above 0.5" in full_text(plate)
+    assert "runs that work end below 0.17 and collapsed runs end above 0.86." in full_text(plate)  # 1.12 × 0.15
     limits = [ax.get_ylim() for ax in plate.figure.axes]
     assert limits[3] == limits[4] != limits[5]  # ratios are not squeezed by what was lost
 
@@ -80,7 +81,7 @@ def test_one_lost_seed_is_no_evidence_and_leaves_the_ratios() -> None:
     made = drawn(some_lost({"θ 0": 1, "θ −0.5": 1}))
     below = made["sign-theta"].figure.axes[5]
     assert [text.get_text() for text in below.texts] == ["4 of 5"] * 5  # pairs that have a ratio
-    assert "lose fewer" not in text(made["sign-theta"])
+    assert "lose fewer" not in full_text(made["sign-theta"])
     table = made["sign-table"]
     assert cells(table, "θ = −0.5")["0.012: loss"] == "0.150, 1 of 5 lost"
     assert cells(table, "θ = −0.5")["0.012: ÷ θ = 0"] == "1.000 (1.000 to 1.000)"
@@ -88,14 +89,14 @@ def test_one_lost_seed_is_no_evidence_and_leaves_the_ratios() -> None:
 
 
 def test_the_caption_says_which_thetas_are_lower_and_higher(plates: dict[str, Plate]) -> None:
-    caption = text(drawn(score_records.sign(noise=0.0))["sign-theta"])
+    caption = full_text(drawn(score_records.sign(noise=0.0))["sign-theta"])
     at = "no seed is lost; the loss, over that at θ = 0, is"
     assert f"At 0.001 {at} higher at θ = −0.9 (1.090) and +1 (1.010)." in caption
     lower, higher = "lower at θ = −0.5 (0.970) and −0.25 (0.980)", "higher at θ = +0.25 (1.020) and +1 (1.050)"
     assert f"At 0.004 {at} {lower} and {higher}." in caption
     assert "At 0.012, all 5 seeds are lost at θ = +1 and none at −0.9, −0.5, −0.25, 0 and +0.25." in caption
     assert "averaging rate is 1/800" in caption  # as the records have it
-    noisy = text(plates["sign-theta"])  # an interval that includes 1 shows nothing
+    noisy = full_text(plates["sign-theta"])  # an interval that includes 1 shows nothing
     assert not sign.ratios_to_zero(StudyResults(score_records.sign(), "sign"), 4e-3)[-0.5].below
     assert "lower at θ = −0.5" not in noisy
 
