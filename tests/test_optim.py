@@ -216,6 +216,65 @@ def test_a_closure_is_evaluated_once_and_its_loss_returned() -> None:
     agree(run, Run(False).train([0]))
 
 
+def step_with(run: Run, step: int, meanwhile: Callable[[], object]) -> None:
+    """Take a step whose closure does something besides."""
+
+    def closure() -> Tensor:
+        run.optimizer.zero_grad()
+        loss = MLP.loss(run.model, step)
+        loss.backward()
+        meanwhile()
+        return loss
+
+    run.optimizer.step(closure)
+
+
+def replace_data(run: Run) -> None:
+    for p in run.model.parameters():
+        p.data = p.data.clone()
+
+
+@pytest.mark.parametrize("how", ["belay", "swa", "lookahead"])
+@pytest.mark.parametrize("before", [0, 2], ids=["at the first step", "later"])
+def test_weights_that_a_closure_puts_elsewhere_still_step(how: str, before: int) -> None:
+    runs = [Run(ours, "momentum", METHODS[how]).train(range(before)) for ours in (True, False)]
+    for run in runs:
+        old = [p.data for p in run.model.parameters()]
+        as_they_were = [t.clone() for t in old]
+        step_with(run, before, lambda run=run: replace_data(run))
+        assert all(map(torch.equal, old, as_they_were))  # that memory may be anyone's now
+        run.train(range(before + 1, before + 3))
+    assert runs[0].one_pass
+    agree(*runs)
+
+
+@pytest.mark.parametrize(
+    ("inner", "change"), [("SGD", {"momentum": 0.9}), ("momentum", {"maximize": True}), ("AdamW", {"amsgrad": True})]
+)
+def test_a_setting_that_a_closure_changes_counts_at_once(inner: str, change: dict[str, Any]) -> None:
+    runs = [Run(ours, inner).train(range(2)) for ours in (True, False)]
+    if inner == "AdamW":
+        for run in runs:
+            for state in run.optimizer.state.values():
+                state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
+    for run in runs:
+        step_with(run, 2, lambda run=run: run.optimizer.param_groups[0].update(change))
+        run.train([3])
+    agree(*runs)
+
+
+def test_an_average_that_is_detached_in_a_closure_stays_where_it_is() -> None:
+    run = Run(True, "SGD").train(range(2))
+    before = run.belay.average_state_dict()
+    step_with(run, 2, run.belay.detach)
+    assert different(run.belay.average_state_dict(), before) == []
+    other = Run(False, "SGD").train(range(2))
+    other.belay.detach()
+    other.train([2])
+    for x, y in zip(run.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("inner", ["AdamW", "SGD", "momentum"])
 def test_parameters_without_a_gradient_do_not_step_but_couple(inner: str) -> None:
     runs = [Run(ours, inner) for ours in (True, False)]
@@ -259,6 +318,15 @@ def test_options_hold_in_one_pass_too(options: dict[str, Any]) -> None:
     mine, theirs = (Run(ours, "AdamW", BELAY, **options).train(range(8)) for ours in (True, False))
     assert mine.one_pass
     agree(mine, theirs)
+
+
+def test_steps_between_two_couplings_keep_the_pass(monkeypatch) -> None:
+    run = Run(True, "AdamW", tb.methods.ema(0.9, warmup="ratio"), every=2).train(range(2))
+    assert run.one_pass
+    made = seams.tables(monkeypatch)
+    run.train(range(2, 8))
+    assert run.one_pass
+    assert made.count == 0
 
 
 def test_a_parameter_that_joins_later_is_taken_along() -> None:

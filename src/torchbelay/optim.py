@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from .ops.step import Hyper
+
 if TYPE_CHECKING:
     from .belay.plan import Work
 
 __all__ = ["SGD", "Adam", "AdamW"]
-
-Hyper = tuple[float | Tensor, float, float, float, float]  # lr, betas (momentum and dampening), eps, weight decay
 
 FUSED_DEVICES = ("cpu", "cuda")
 
@@ -35,7 +35,6 @@ class _OnePassOptimizer(torch.optim.Optimizer):
     KEYS: ClassVar[tuple[str | None, ...]]  # in the state: the first moment, the second, the step count; None: has none
 
     _works: "tuple[Work, ...]" = ()  # handed over for the coming step, by each attached Belay
-    _rule: str | None = None  # of the coming step
     _step_outside_graphs: Any = None  # `_step_with`, kept out of compiled graphs
     _pass: Any = None
     _states: Collection[Any] = ()
@@ -43,9 +42,7 @@ class _OnePassOptimizer(torch.optim.Optimizer):
 
     def take_over(self, work: "Work") -> bool:
         """Take over the work of the coming step; False if this optimizer, as it is set, cannot take it along."""
-        rules = {self._rule_of(group) for group in self.param_groups}
-        self._rule = rules.pop() if len(rules) == 1 else None
-        if self._rule is None:
+        if self._rule() is None:
             return False
         if _OnePassOptimizer._step_outside_graphs is None:  # made late: it loads torch's compiler, which takes a second
             outside = torch.compiler.disable(_OnePassOptimizer._step_with)  # type: ignore[no-untyped-call]
@@ -65,7 +62,8 @@ class _OnePassOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if len(works) > 1 or not self._carry(works[0]):
+        works = [work for work in works if not work.closed]  # the closure may have detached or reset a Belay
+        if len(works) != 1 or not self._carry(works[0]):
             for work in works:
                 work.lead()
             self._torch_step(None)
@@ -80,10 +78,11 @@ class _OnePassOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _carry(self, work: "Work") -> bool:
         """Step and move the averages in one pass; False, with nothing done, if that is not possible."""
-        if not work.moves:
+        rule = self._rule()  # asked again: hooks and the closure have run since `take_over`
+        if rule is None or not work.moves:
             return False
         hyper = [self._hyper(group) for group in self.param_groups]
-        gradients = self._find_pass(work) if None not in hyper else None
+        gradients = self._find_pass(rule, work) if None not in hyper else None
         if gradients is None:
             return False
         scale = getattr(self, "grad_scale", None)
@@ -93,9 +92,9 @@ class _OnePassOptimizer(torch.optim.Optimizer):
         work.carried = True
         return True
 
-    def _find_pass(self, work: "Work") -> list[int] | None:
+    def _find_pass(self, rule: str, work: "Work") -> list[int] | None:
         """Find or make the pass for this work, and return the addresses of the gradients; None if there is no pass."""
-        rule, known = self._rule, self._pass
+        known = self._pass
         if known is None and self._refused is not None and self._refused == (rule, [m.group for m in work.moves]):
             return None  # as at the last step
         if (
@@ -118,6 +117,11 @@ class _OnePassOptimizer(torch.optim.Optimizer):
         self._states = list(self.state.values())
         self._refused = (rule, [move.group for move in work.moves]) if known is None else None
         return None if known is None else known.gradients()
+
+    def _rule(self) -> str | None:
+        """Return the name of the kernel's update, if the kernel has it and all groups agree; else None."""
+        rules = {self._rule_of(group) for group in self.param_groups}
+        return rules.pop() if len(rules) == 1 else None
 
     # What the optimizers differ in
 

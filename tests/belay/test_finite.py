@@ -342,6 +342,29 @@ def test_an_optimizer_that_would_take_the_averages_along_steps_on_its_own() -> N
         assert optimizer.asked == asked
 
 
+def test_an_average_that_led_moves_once_if_the_look_at_the_weights_fails(monkeypatch) -> None:
+    """A collective that fails, or a Ctrl-C: the step is taken again, and its first half is done already."""
+    model = mlp()
+    belay = tb.Belay(model, None, tb.methods.ema(0.5, follow="before"), on_nonfinite="raise")
+    for p in model.parameters():
+        p.data += 1
+    expected = {
+        name: (own + w) / 2
+        for (name, own), w in zip(belay.average_state_dict().items(), values(model).values(), strict=True)
+    }
+    belay.before_step()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_foreach_norm", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            belay.after_step()
+    assert belay.state_dict()["ahead"] == 1
+    belay.before_step()
+    belay.after_step()
+    assert belay.step == 1
+    for name, w in belay.average_state_dict().items():
+        torch.testing.assert_close(w, expected[name])
+
+
 def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(ValueError, match="on_nonfinite='warn'"):
         Run(EMA, "warn")

@@ -56,7 +56,8 @@ def take(
     count: Counter | None = None,
 ) -> None:
     """Take one step with the backend around it; `updates` are added to the weights of the first move."""
-    backend.is_current()  # asked before every step
+    if not backend.is_current():  # asked before every step
+        backend.forget()
     step = backend.prepare(moves, count or Counter())
     step.before(keep)
     if keep is None or keep:

@@ -55,8 +55,12 @@ class Stepper:
                 f"an optimizer step inside averaged({self.swap.average.name!r}) would train the average and lose the "
                 "weights; leave the block first"
             )
+        self._start(self._fusing)
+
+    def _start(self, fusing: FusingOptimizer | None) -> None:
+        """Make the work of a step, and do its first part, or hand the work over to an optimizer that takes it."""
         plan, state = self._current_plan(), self._state
-        if isinstance(state, UnderWay):  # its step raised
+        if isinstance(state, UnderWay):  # its step raised, or its tensors have moved since
             state.work.forget()
             state.work.closed = True
         numbered, capturing = plan.needs_step_number(), plan.is_capturing()
@@ -70,10 +74,11 @@ class Stepper:
             elif bool(found_inf):
                 self._state = Skipped(state.led)
                 return
-        # A number that the host knows without waiting is given in any case: a step in which nothing moves then needs no
-        # launch.
-        is_free = keep is None and self._clock.is_certain and not capturing
-        step = self._clock.count + 1 if not plan.constant and (numbered or is_free) else None
+        step = None
+        if not plan.constant and (numbered or (keep is None and not capturing and self._clock.is_certain)):
+            step = (
+                self._clock.count + 1
+            )  # needed, or known without waiting: then a step that moves nothing is no launch
         memories: Memories = []
         work = Work(
             plan.moves(step, self._averages.lr, memories),
@@ -89,7 +94,7 @@ class Stepper:
         if self._options.buffers == "average":
             work.buffers = plan.buffers(work.moves)
         self._state = UnderWay(work, state.led)
-        if self._fusing is None or work.led is not None or not self._fusing.take_over(work):
+        if fusing is None or work.led is not None or not fusing.take_over(work):
             self.lead()
 
     def _current_plan(self) -> Plan:
@@ -99,6 +104,7 @@ class Stepper:
             averages.adopt_changes()
         if self._plan is None or not self._plan.is_current():
             averages.regroup()
+            self.backend.forget()
             self._plan = Plan(self._model, averages, self.backend, self._options)
         return self._plan
 
@@ -107,6 +113,10 @@ class Stepper:
         """Do what is done before the optimizer steps, except what a step that then raised has done already."""
         state = self._state
         if not isinstance(state, UnderWay) or state.work.prepared is not None:
+            return
+        if self.backend.remembers_addresses and not self.backend.is_current():
+            self._plan = None
+            self._start(None)
             return
         work, led, guard = state.work, state.work.led, self._averages.guard
         keep = work.keep
@@ -127,7 +137,7 @@ class Stepper:
     @torch.no_grad()
     def after(self) -> None:
         """Move everything, now that the optimizer has stepped."""
-        state, self._state, self.carried = self._state, Idle(), False
+        state, self.carried = self._state, False
         if isinstance(state, Skipped):
             self._state = Idle() if state.led is None else Ahead(state.led)
             return
@@ -135,6 +145,7 @@ class Stepper:
         work = state.work
         work.closed, self.carried = True, work.carried
         good = None if self._averages.guard is None else self._look_at_the_weights(work)
+        self._state = Idle()
         if work.led is not None and work.keep is not None and state.led is not None:
             led = state.led * (1 - work.keep)  # still ahead if GradScaler skipped the retry
             self._state = Ahead(led if good is None else led * good.to(led))
@@ -166,8 +177,9 @@ class Stepper:
         step = self._clock.count + 1 if guard.raises else None
         try:
             good = guard.look(self._averages.named_weights(), step)
-        except FloatingPointError:
+        except FloatingPointError:  # the step has taken place; after any other error it may be taken again
             work.forget()
+            self._state = Idle()
             raise
         # bool() waits for the device, but for a method with a memory the host waits at every step anyway.
         if work.memories and good is not None and not bool(good):

@@ -41,6 +41,9 @@ class Backend(Protocol):
     def is_current(self) -> bool:
         """Whether what was remembered of the tensors (addresses, layouts) is still true."""
 
+    def forget(self) -> None:
+        """Forget what was remembered of the tensors."""
+
     def follows_schedule(self, group: TensorGroup) -> bool:
         """Whether the device finds the motion of a step by itself, so that the host need not count for this group."""
 

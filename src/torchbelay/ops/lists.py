@@ -25,6 +25,9 @@ class ListBackend:
         """True: nothing is remembered of the tensors."""
         return True
 
+    def forget(self) -> None:
+        """Nothing is remembered of the tensors."""
+
     def follows_schedule(self, group: TensorGroup) -> bool:
         """False: the host knows the numbers."""
         return False

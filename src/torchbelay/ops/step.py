@@ -11,6 +11,8 @@ from torchbelay.physics.coupling import Coupling, Inertia, Split
 from torchbelay.physics.method import Law
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
+# An optimizer group's learning rate (maybe a tensor on the device), betas (or momentum, dampening), eps, weight decay.
+Hyper = tuple[float | Tensor, float, float, float, float]
 
 
 class Swing(NamedTuple):

@@ -15,7 +15,7 @@ from torchbelay.ops.step import Count, Move, TensorGroup, Tensors
 from . import launch
 from .fused import FusedStep
 from .passes import Pass, PreparedPasses, followers, pulls, swings
-from .table import Table, fits
+from .table import Table, addresses, fits
 
 
 class Triton:
@@ -28,29 +28,30 @@ class Triton:
     def __init__(self, *, strict: bool = False, stochastic: bool = False) -> None:
         self._strict, self._stochastic = strict, stochastic
         self._fits: WeakKeyDictionary[TensorGroup, bool] = WeakKeyDictionary()
+        self._weights: dict[int, Tensor] = {}  # of the groups that kernels take, by id
+        self._addresses: list[int] = []  # where these weights were
         self._moves: Sequence[Move] = ()
         self._passes: list[Pass] = []
-        self._fused: FusedStep | None = None  # the pass that an optimizer makes, if it is the one in use
         self._captured: list[object] = []  # graphs read these at every replay
 
     def is_current(self) -> bool:
-        """Whether the weights are where the tables say. If not, the tables are forgotten."""
-        tables = [each.table for each in self._passes] if self._fused is None else [self._fused.table]
-        if all(table is None or table.is_current() for table in tables):
-            return True
-        self._forget()
-        return False
+        """Whether the weights are where they were when it was decided that kernels can take them."""
+        return addresses(self._weights.values()) == self._addresses
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Decide anew what kernels can take."""
         self._fits.clear()
+        self._weights, self._addresses = {}, []
         self._moves, self._passes = (), []
-        if self._fused is not None:
-            self._fused.retired, self._fused = True, None
 
     def follows_schedule(self, group: TensorGroup) -> bool:
         """True for what the kernels take."""
         if group not in self._fits:
             self._fits[group] = self._takes(group.w1) and all(map(fits, group.w1, group.w2))
+            if self._fits[group]:
+                new = [w for w in group.w1 if id(w) not in self._weights]
+                self._weights |= {id(w): w for w in new}
+                self._addresses += addresses(new)
         return self._fits[group]
 
     def used_for(self, group: TensorGroup) -> str:
@@ -76,8 +77,6 @@ class Triton:
 
     def prepare(self, moves: Sequence[Move], count: Count, *, capturing: bool = False) -> PreparedStep:
         """Copy w1 for couplings that cannot do without, in one launch."""
-        if self._fused is not None:
-            self._fused.retired, self._fused = True, None
         if moves is not self._moves or not self._passes:
             self._passes, self._moves = self._passes_for(moves), moves
         if capturing:
@@ -110,6 +109,8 @@ class Triton:
 
     def fuse(self, rule: str, parameters: list[Tensor], states: list[Any], moves: Sequence[Move]) -> FusedStep | None:
         """Return the moves in one pass with an optimizer's update; None if these tensors do not allow it."""
+        if not self.is_current():  # the moves were made for tensors that were elsewhere, or of another layout
+            return None
         alike = len(self._together(moves)) == 1 and self.follows_schedule(moves[0].group)
         alike = alike and all(p.device == parameters[0].device and fits(p) for p in parameters)
         for p, state in zip(parameters, states, strict=True):
@@ -117,9 +118,7 @@ class Triton:
             alike = alike and fits(p, *moments) and all(t.dtype == p.dtype for t in moments)
         if not alike:
             return None
-        self._forget()
-        self._fused = FusedStep(rule, parameters, states, moves, stochastic=self._stochastic)
-        return self._fused
+        return FusedStep(rule, parameters, states, moves, stochastic=self._stochastic, captured=self._captured)
 
     def exchange_(self, x: Tensors, y: Tensors) -> None:
         """Trade contents in one launch and without a scratch buffer, if the tensors allow it."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbelay.ops.step import Count, Move
+from torchbelay.ops.step import Count, Hyper, Move
 
 from . import launch, layout
 from .launch import Form, Update
@@ -24,9 +24,6 @@ RULES = {name: getattr(layout, name.upper()) for name in ("adam", "adamw", "sgd"
 WINDOW = 32
 
 _gradient, _dtype, _address = attrgetter("grad"), attrgetter("dtype"), Tensor.data_ptr
-
-
-Hyper = tuple[float | Tensor, float, float, float, float]  # a learning rate may be a tensor on the device
 
 
 def row(hyper: Hyper) -> list[float]:
@@ -53,10 +50,11 @@ class FusedStep:
     """The pass for these parameters, their optimizer states and the moves of their averages."""
 
     def __init__(
-        self, rule: str, parameters: list[Tensor], states: list[State], moves: Sequence[Move], *, stochastic: bool
-    ) -> None:
+        self, rule: str, parameters: list[Tensor], states: list[State], moves: Sequence[Move], *,
+        stochastic: bool, captured: list[object],
+    ) -> None:  # fmt: skip
         self.rule, self.parameters, self._states = rule, parameters, states
-        self.retired = False  # another pass has taken its place, or the weights are elsewhere
+        self._captured = captured  # what graphs read at every replay: it must outlive this pass
         self._groups = [move.group for move in moves]
         tensors, each = followers(moves)
         of = {id(t): some for t, some in zip(tensors, each, strict=True)}
@@ -77,11 +75,10 @@ class FusedStep:
         self._hyper = Mirror(groups * int(layout.HYPER), torch.float64, self._device)
         self._rates = Mirror(groups, torch.int64, self._device)
         self._shares = torch.empty(len(parameters) * int(layout.SHARE), device=self._device)
-        self._captured: list[object] = []
 
     def fits(self, rule: str, parameters: list[Tensor], moves: Sequence[Move]) -> bool:
         """Whether this pass does the step: the same rule, parameters and groups, where they were."""
-        if self.retired or rule != self.rule or parameters is not self.parameters:
+        if rule != self.rule or parameters is not self.parameters or not self.table.is_current():
             return False
         if moves is self._moves:
             return True
@@ -134,7 +131,7 @@ class FusedStep:
         if scale is not None:
             scale = scale.to(self._device, non_blocking=True)
         if capturing:
-            self._captured.append((self._numbers, hyper, keep, scale))
+            self._captured.append((self, self._numbers, hyper, keep, scale))
         update = Update(grads, self._shares, scale, 0 in gradients)
         launch.look_and_count(
             self._numbers, now, self.table, self._form.rule, hyper=own, rates=rates, update=update, keep=keep

@@ -4,7 +4,7 @@ A captured CUDA graph reads all of it at every replay, so what a graph has seen 
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
@@ -60,7 +60,7 @@ class State:
         return True
 
 
-def addresses(tensors: Sequence[Tensor]) -> list[int]:
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
     """Return the address of each tensor's memory."""
     return list(map(_address, tensors))
 

@@ -78,7 +78,7 @@ def _move(
         old = load(tl.load(row + COPY) + copies, start, lane, mask, KIND1, WHOLE)
         u = new - old
     else:
-        u = old  # nobody looks at it
+        u = old  # not used
     for j in tl.static_range(AVERAGES):
         slot = row + HEAD + j * SLOT
         numbers = current + tl.load(slot + COHORT) * NUMBERS
