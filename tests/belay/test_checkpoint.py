@@ -289,3 +289,16 @@ def test_loading_finds_parameters_in_the_groups_where_they_are_now() -> None:
     train(other, other_optimizer, 2, first=2)
     assert same(values(model), values(other))
     assert same(belay.average_state_dict(), other_belay.average_state_dict())
+
+
+def test_a_learning_rate_given_by_hand_and_refused_does_not_stay() -> None:
+    """EASGD by ρ is unstable at that rate. The state is checked without one, as at construction."""
+    model = mlp()
+    belay = tb.Belay(model, None, tb.methods.easgd(rho=0.1))
+    state = belay.state_dict()
+    with pytest.raises(ValueError, match=r"rho=0\.1 at lr=20\.0"):
+        belay.before_step(lr=20.0)
+    belay.load_state_dict(state)
+    belay.before_step(lr=0.1)
+    belay.after_step()
+    assert belay.step == 1

@@ -75,7 +75,7 @@ class Parameters:
                     if key not in checked:
                         check_method(
                             method,
-                            self.lr(group) or 0.0,
+                            0.0 if self._optimizer is None else self.lr(group) or 0.0,
                             pulls=average.pulls,
                             hosted=average.hosted,
                             average=average.name,

@@ -76,7 +76,7 @@ def minutes(text: str) -> float:
     """Read a time in minutes, 0 included."""
     value = float(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes; give 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes; give 0 or more")
     return value
 
 

@@ -160,7 +160,7 @@ def overwrite_(to: Tensor, source: Tensor, keep: Tensor | None) -> None:
 
 
 def finite(x: Tensors) -> Tensor:
-    """1 if every number of every tensor is finite, else 0, as a 0-dim float32 tensor: nobody has waited for it yet.
+    """1 if every number of every tensor is finite, else 0, as a 0-dim float32 tensor. The host does not wait for it.
 
     One pass, and no scratch: the largest absolute value of a tensor is as finite as all of it.
 
@@ -185,7 +185,7 @@ def put_back_(x: Tensors, kept: Tensors, good: Tensor) -> None:
 
 
 def norm(x: Tensors) -> Tensor:
-    """‖x‖ over all tensors, accumulated in float64, as a 0-dim tensor: nobody has waited for it yet."""
+    """‖x‖ over all tensors, accumulated in float64, as a 0-dim tensor. The host does not wait for it."""
     return _root_of_squares([n for (some,) in pieces(x) for n in _norms(some)])
 
 
