@@ -248,6 +248,22 @@ def test_weights_that_a_closure_puts_elsewhere_still_step(how: str, before: int)
     agree(*runs)
 
 
+@pytest.mark.parametrize("some", [slice(None), slice(1, 2)], ids=["all", "one"])
+def test_weights_that_are_put_elsewhere_between_steps_still_step(some: slice) -> None:
+    runs = [Run(ours, "AdamW").train(range(2)) for ours in (True, False)]
+    for run in runs:
+        moved = list(run.model.parameters())[some]
+        old = [p.data for p in moved]
+        as_they_were = [t.clone() for t in old]
+        for p in moved:
+            p.data = p.data.clone()
+        run.train([2])
+        assert all(map(torch.equal, old, as_they_were))
+        run.train([3])
+    assert runs[0].one_pass
+    agree(*runs)
+
+
 @pytest.mark.parametrize(
     ("inner", "change"), [("SGD", {"momentum": 0.9}), ("momentum", {"maximize": True}), ("AdamW", {"amsgrad": True})]
 )
