@@ -54,7 +54,7 @@ class Plan:
     """What any step does to the averages, for as long as they have the same cohorts."""
 
     def __init__(self, model: nn.Module, averages: Averages, backend: Backend, options: Options) -> None:
-        self._model, self._averages, self._backend, self._options = model, averages, backend, options
+        self._model, self._averages, self._options = model, averages, options
         self._known = [(average, average.cohorts) for average in averages]
         self._began = averages.began
         self._rows: list[tuple[Average, Cohort, Schedule | None]] = [

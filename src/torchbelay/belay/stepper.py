@@ -76,9 +76,8 @@ class Stepper:
                 return
         step = None
         if not plan.constant and (numbered or (keep is None and not capturing and self._clock.is_certain)):
-            step = (
-                self._clock.count + 1
-            )  # needed, or known without waiting: then a step that moves nothing is no launch
+            # needed, or known without waiting: then a step in which nothing moves needs no launch
+            step = self._clock.count + 1
         memories: Memories = []
         work = Work(
             plan.moves(step, self._averages.lr, memories),
@@ -115,7 +114,7 @@ class Stepper:
         if not isinstance(state, UnderWay) or state.work.prepared is not None:
             return
         if self.backend.remembers_addresses and not self.backend.is_current():
-            self._plan = None
+            self._plan = None  # tensors are in other memory, maybe laid out or typed otherwise: make the work anew
             self._start(None)
             return
         work, led, guard = state.work, state.work.led, self._averages.guard
