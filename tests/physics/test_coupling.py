@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from torchbelay.physics import methods
-from torchbelay.physics.coupling import Coupling, Split
+from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.spring import Spring
 
 Array = NDArray[np.float64]
@@ -30,13 +30,6 @@ def radius(matrix: Array) -> Array:
 def apply(c: Coupling, w1: float, w2: float, u: float) -> tuple[float, float]:
     """Return (w1, w2) after the map."""
     return w1 + c.a * (w2 - w1) + c.p * u, w2 + c.b * (w1 - w2) + c.q * u
-
-
-def apply_split(split: Split, w1: float, w2: float, u: float) -> tuple[float, float]:
-    """Return (w1, w2) after the work before and after a step."""
-    w2 = w2 + split.before * (w1 - w2)
-    w1 = w1 + u
-    return w1 + split.pull * (w2 - w1), w2 + split.follow * (w1 - w2)
 
 
 def random_couplings(count: int, seed: int) -> Iterator[Coupling]:
@@ -213,72 +206,39 @@ def test_compound_refuses_an_invalid_count(n: int, error: type[Exception]) -> No
 # Without a copy of w1 --------------------------------------------------------------------------------------------
 
 
-def from_split(before: float, pull: float, follow: float) -> Coupling:
-    """Return the coupling that this work before and after a step makes."""
-    return Coupling(pull * (1 - before), 1 - (1 - follow) * (1 - before), 1 - pull, follow)
-
-
-def assert_same_map(c: Coupling, split: Split | None, tolerance: float = 1e-13) -> None:
-    """Compare both on random numbers of size 1."""
-    assert split is not None
-    for w1, w2, u in np.random.default_rng(9).standard_normal((5, 3)):
-        assert apply_split(split, w1, w2, u) == pytest.approx(apply(c, w1, w2, u), rel=0, abs=tolerance)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_split_finds_the_work_that_a_coupling_was_made_from(sign: int) -> None:
-    for before, pull, follow in np.random.default_rng(10).uniform(0.05, 0.95, (2000, 3)):
-        c = from_split(before, sign * pull, follow)
-        split = c.split()
-        assert_same_map(c, split)
+@pytest.mark.parametrize("size", [1, 1e-3, 1e-6, 1e-9])
+def test_without_a_copy_the_stepped_weights_and_the_average_give_the_same_map(size: float) -> None:
+    for pull, follow in np.random.default_rng(10).uniform(-0.95, 0.95, (500, 2)) * size:
+        c = Coupling(pull, follow, 1 - pull, follow)
         assert not c.needs_copy
-        assert split == pytest.approx((before, sign * pull, follow), abs=1e-13)
-
-
-@pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-9])
-def test_split_of_tiny_numbers_is_right_or_needs_a_copy(size: float) -> None:
-    rng = np.random.default_rng(11)
-    found = 0
-    for before, pull, follow in rng.uniform(0.05, 0.95, (2000, 3)) * rng.choice([1, size], (2000, 3)):
-        c = from_split(before, pull, follow)
-        split = c.split()
-        found += split is not None
-        if split is not None:
-            assert_same_map(c, split, 5e-14)  # numbers of size 3 times 1e-14, far below the least pull here, 5e-11
-    assert found > 500
-
-
-@pytest.mark.parametrize("kappa", [0.3, 1e-3, 1e-6, 1e-9])
-def test_split_of_the_averages_that_need_no_copy(kappa: float) -> None:
-    assert Coupling(0.0, kappa, 1.0, kappa).split() == (0.0, 0.0, kappa)  # EMA
-    assert Coupling(0.0, kappa, 1.0, 0.0).split() == (kappa, 0.0, 0.0)  # lagged EMA
-    after = Spring(k=2 * kappa, m1=2.0, m2=1.0, follow="after").coupling()
-    assert after.split() == (0.0, after.a, after.b)
+        for w1, w2, u in np.random.default_rng(9).standard_normal((5, 3)):
+            stepped = w1 + u
+            together = stepped + c.a * (w2 - stepped), w2 + c.q * (stepped - w2)
+            assert together == pytest.approx(apply(c, w1, w2, u), rel=0, abs=1e-13)
 
 
 @pytest.mark.parametrize(
-    ("c", "split"),
+    "c",
     [
-        (methods.lookahead(k=5, alpha=0.75).coupling(5, 0.1), (0.0, 0.25, 0.75)),
-        (methods.lookahead(k=5, alpha=0.75).coupling(4, 0.1), (0.0, 0.0, 0.0)),
-        (methods.switch_ema(decay=0.75, every=5).coupling(5, 0.1), (0.0, 0.75, 0.25)),
-        (methods.switch_ema(decay=0.75, every=5).coupling(4, 0.1), (0.0, 0.0, 0.25)),
-        (methods.swa().coupling(1, 0.1), (0.0, 0.0, 1.0)),
-        (methods.nesterov(0.5).coupling(1, 0.1), (0.0, -0.5, 1.0)),
-        (Coupling(-0.25, 1.0, 1.5, 1.0), (0.5, -0.5, 1.0)),  # Nesterov after the learning rate was halved
-        (Coupling(0.0, 1.0, 0.5, 0.25), (1.0, 0.5, 0.25)),  # w2 becomes w1 before the step
-        (Coupling(0.0, 0.75, 1.0, 0.5), (0.5, 0.0, 0.5)),  # half of the way before the step, half of the rest after it
+        Coupling(0.0, 1e-9, 1.0, 1e-9),  # EMA
+        Spring(k=2e-3, m1=2.0, m2=1.0, follow="after").coupling(),
+        methods.lookahead(k=5, alpha=0.75).coupling(5, 0.1),
+        methods.lookahead(k=5, alpha=0.75).coupling(4, 0.1),
+        methods.switch_ema(decay=0.75, every=5).coupling(5, 0.1),
+        methods.switch_ema(decay=0.75, every=5).coupling(4, 0.1),
+        methods.swa().coupling(1, 0.1),
+        methods.nesterov(0.5).coupling(1, 0.1),
     ],
     ids=str,
 )
-def test_known_splits(c: Coupling, split: tuple[float, float, float]) -> None:
-    assert c.split() == split
-    assert_same_map(c, c.split())
+def test_couplings_that_need_no_copy(c: Coupling) -> None:
+    assert not c.needs_copy
 
 
 @pytest.mark.parametrize(
     "method",
     [
+        methods.ema(0.9, follow="before"),
         methods.heavy_ball(0.9),
         methods.primal_averaging(0.9, 0.5),
         methods.schedule_free(0.9),
@@ -290,18 +250,16 @@ def test_known_splits(c: Coupling, split: tuple[float, float, float]) -> None:
     ids=str,
 )
 def test_methods_that_need_the_copy(method: methods.Method) -> None:
-    c = method.coupling(3, 0.1)
-    assert c.split() is None
-    assert c.needs_copy
+    assert method.coupling(3, 0.1).needs_copy
 
 
 def test_algorithm_1_always_needs_the_copy() -> None:
     for kappa1, kappa2 in 10 ** np.random.default_rng(12).uniform(-9, -0.01, (3000, 2)):
-        assert Coupling(float(kappa1), float(kappa2), float(1 - kappa1), 0.0).split() is None
+        assert Coupling(float(kappa1), float(kappa2), float(1 - kappa1), 0.0).needs_copy
 
 
 def test_an_average_that_only_partly_becomes_the_stepped_point_needs_the_copy() -> None:
-    assert Coupling(0.0, 0.5, 1.0, 1.0).split() is None  # w2' = w1* + (w2 − w1)/2
+    assert Coupling(0.0, 0.5, 1.0, 1.0).needs_copy  # w2' = w1* + (w2 − w1)/2
 
 
 # The object ----------------------------------------------------------------------------------------------------

@@ -1,1 +1,5 @@
 """Springs, couplings and methods as plain numbers. Nothing in this folder imports torch or numpy."""
+
+from .inner_momentum import theta_floor
+
+__all__ = ["theta_floor"]

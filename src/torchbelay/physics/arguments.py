@@ -24,6 +24,13 @@ def number(name: str, value: float, *, low: float, high: float = math.inf, open_
     raise ValueError(f"{name}={value!r} is out of range; it needs {bound}")
 
 
+def share(name: str, value: float, new: float) -> float:
+    """Return the weight of the new point in an average, which `name` set, if rounding left it below 1, else raise."""
+    if new < 1:
+        return new
+    raise ValueError(f"{name}={value!r} makes an average that keeps nothing of what it was; use a larger {name}")
+
+
 def positive_or_inf(name: str, value: float) -> float:
     """Return `value` as a float if it is positive or infinite, else raise."""
     if value == math.inf:

@@ -16,18 +16,6 @@ from . import arguments
 Follow = Literal["before", "after"]  # the weights that the average follows: those before the step, or w1*
 
 
-class Split(NamedTuple):
-    """A coupling as work before and after a step, without a copy of w1.
-
-    Before the step, w2 moves by `before` of its way to w1. After the step, w1* moves by `pull` of its way to w2 while
-    w2 moves by `follow` of its way to w1*.
-    """
-
-    before: float
-    pull: float
-    follow: float
-
-
 class Inertia(NamedTuple):
     """The motion that a velocity v adds to a mass, besides the coupling.
 
@@ -154,33 +142,19 @@ class Coupling:
         """Whether the average changes the motion of the weights: a ≠ 0 or p ≠ 1."""
         return self.a != 0 or self.p != 1
 
-    def split(self) -> Split | None:
-        """Return the same step as work that needs no copy of w1, or None if the copy is needed.
-
-        Work before the step sees w1 and w2; work after it sees w1* and w2. With s for `before`, the two together give
-        a = (1−p)(1−s) and 1 − b = (1−q)(1−s). A split exists if one s solves both.
-
-        >>> Coupling(a=0.0, b=0.1, p=1.0, q=0.1).split()  # EMA: everything after the step
-        Split(before=0.0, pull=0.0, follow=0.1)
-        >>> Coupling(a=0.0, b=0.1, p=1.0, q=0.0).split()  # lagged EMA: everything before it
-        Split(before=0.1, pull=0.0, follow=0.0)
-        >>> Coupling(a=0.1, b=0.1, p=0.9, q=0.0).split()  # Algorithm 1: w2 follows the w1 that the step overwrote
-        """
-        if _same(self.p, 1 - self.a) and _same(self.q, self.b):
-            return Split(0.0, self.a, self.q)
-        if self.a == 0 and self.p == 1:
-            before = self.b if self.q == 0 else math.inf if self.q == 1 else (self.b - self.q) / (1 - self.q)
-        elif self.p != 1 and math.isclose((1 - self.b) * (1 - self.p), self.a * (1 - self.q), rel_tol=1e-14):
-            before = 1 - self.a / (1 - self.p)
-        else:
-            return None
-        # With |before| > 1 the work before the step overshoots, and taking that back after the step loses digits.
-        return Split(before, 1 - self.p, self.q) if abs(before) <= 1 else None
-
     @property
     def needs_copy(self) -> bool:
-        """Whether this coupling needs a copy of w1 from before the step."""
-        return self.split() is None
+        """Whether this coupling needs a copy of w1 from before the step.
+
+        It does not if w1* and w2 alone give the result (p = 1 − a and q = b): w1* then moves by `a` of its way to w2
+        while w2 moves by `b` of its way to w1*.
+
+        >>> Coupling(a=0.0, b=0.1, p=1.0, q=0.1).needs_copy  # EMA
+        False
+        >>> Coupling(a=0.1, b=0.1, p=0.9, q=0.0).needs_copy  # Algorithm 1: w2 follows the w1 that the step overwrote
+        True
+        """
+        return not (_same(self.p, 1 - self.a) and _same(self.q, self.b))
 
 
 def watch(rate: float, follow: Follow = "after") -> Coupling:

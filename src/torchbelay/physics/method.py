@@ -14,6 +14,7 @@ device can compute the numbers of a step itself, and the host does not wait for 
 """
 
 import copy
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from .coupling import Coupling
@@ -49,6 +50,19 @@ class Method(Protocol):
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the four numbers of this step (counted from 1) at this learning rate."""
+
+
+def uncalled(thing: object) -> str | None:
+    """Return the name of what makes methods (`Spring.ema`, a class), if it was given in place of a method; else None.
+
+    >>> from torchbelay import Spring
+    >>> uncalled(Spring.ema), uncalled(Spring.ema(decay=0.9))
+    ('Spring.ema', None)
+    """
+    while isinstance(thing, partial):
+        thing = thing.func
+    ours = str(getattr(thing, "__module__", "")).startswith("torchbelay.physics.")
+    return getattr(thing, "__qualname__", None) if ours or isinstance(thing, type) else None
 
 
 class Remembers:

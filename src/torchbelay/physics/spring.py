@@ -124,13 +124,10 @@ class Spring:
         if arguments.exactly_one(decay=decay, half_life=half_life) == "half_life":
             assert half_life is not None
             new = -math.expm1(-math.log(2) / arguments.number("half_life", half_life, low=0))
+            arguments.share("half_life", half_life, new)
         else:
             assert decay is not None
-            new = 1 - arguments.number("decay", decay, low=0, high=1)
-        if not 0 < new < 1:
-            raise ValueError(
-                f"half_life={half_life!r} makes an average that never moves or keeps nothing; use a moderate one"
-            )
+            new = arguments.share("decay", decay, 1 - arguments.number("decay", decay, low=0, high=1))
         # m2 = 1 and k = 2·new make κ2 equal `new` to the last bit, and so the average equal torch's.
         return cls(k=2 * new, m1=math.inf, m2=1.0, follow="after")
 

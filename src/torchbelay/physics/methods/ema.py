@@ -58,6 +58,7 @@ class ema:
             )
         if self.batch_size is not None:
             arguments.whole("batch_size", self.batch_size, low=1)
+        arguments.share(given, getattr(self, given), self._rate())
         if self.warmup is not None:
             arguments.one_of("warmup", self.warmup, get_args(Warmup))
         arguments.number("power", self.power, low=0)

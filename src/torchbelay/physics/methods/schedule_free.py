@@ -19,7 +19,9 @@ class schedule_free(Remembers):
     lr_max the largest learning rate so far. At a constant learning rate and r = 0, c = 1/t.
 
     When to use it: at a constant learning rate after a warm-up, if the end of the run is not known in advance. With
-    AdamW as the inner optimizer, give AdamW betas=(0, β2): β here takes the place of its momentum.
+    AdamW as the inner optimizer, give AdamW betas=(0.0, β2): β here takes the place of its momentum.
+    AdamW still keeps its `exp_avg` then. The base iterate z = (y − β·x)/(1 − β) is not stored: in float32 the rounding
+    of y counts 1/(1 − β) times in it, so that early steps are less exact than those of the authors' package.
 
     Reference: Defazio et al., "The road less scheduled", 2024.
 

@@ -1,0 +1,171 @@
+"""What a method is, as a text that a checkpoint can hold: its class, and the fields that differ from their defaults.
+
+Equal methods have equal texts, in any process and whatever numbers they were written with: `half_life=50` is
+`half_life=50.0`. What cannot be told (a lambda, a repr with an address) is refused.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import cached_property
+from numbers import Real
+from typing import Any
+
+from .method import Remembers
+from .spring import Spring
+
+# Fields with defaults that format 1 of checkpoints wrote out. They are written at any value, so that the names in
+# distributed checkpoints of that format are still found. A field that is added later stays out at its default.
+_WRITTEN = {
+    "centred": {"follow"},
+    "easgd": {"alpha", "rho"},
+    "ema": {"decay", "half_life", "half_life_samples", "batch_size", "warmup", "power", "follow"},
+    "lookahead": {"k", "alpha"},
+    "power_ema": {"gamma", "sigma_rel"},
+    "schedule_free": {"beta", "r", "weight_lr_power"},
+    "swa": {"every"},
+}
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
+_TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
+
+
+class _UntoldError(Exception):
+    """A part of a method that has no text which another process would give it too."""
+
+
+def describe(method: object) -> str:
+    """Return a method as a text that is equal for equal methods; refuse one that cannot be told.
+
+    A dataclass is its name and the fields that differ from their defaults, without those with `compare=False`. Another
+    class with a repr of its own is that repr, and one without is its name and its public attributes.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Mine:
+    ...     rate: float
+    ...     follow: str = "after"
+    >>> describe(Mine(1)) == describe(Mine(1.0)), describe(Mine(0.5))
+    (True, 'Mine(rate=0.5)')
+    """
+    try:
+        return _text(method)
+    except (_UntoldError, RecursionError) as problem:
+        found = problem if isinstance(problem, _UntoldError) else "it contains itself"
+        raise ValueError(
+            f"a checkpoint cannot tell what the method {type(method).__qualname__} is ({found}): make it a dataclass "
+            "whose fields are numbers, texts or such dataclasses; a schedule is a small dataclass with __call__"
+        ) from problem
+
+
+def same(saved: str, here: str) -> bool:
+    """Whether two texts say the same, their numbers compared as numbers.
+
+    >>> same("ema(half_life=50)", "ema(half_life=50.0)"), same("tag='50'", "tag='50.0'")
+    (True, False)
+    """
+    return saved == here or _TOKEN.sub(_canonical, saved) == _TOKEN.sub(_canonical, here)
+
+
+def _canonical(token: re.Match[str]) -> str:
+    text = token[0]
+    if text[0] in "'\"":
+        return text
+    return _number(float(text) if re.search("[.e]", text) else _whole(text))
+
+
+def _whole(digits: str) -> int | str:
+    try:
+        return int(digits)
+    except ValueError:  # more digits than Python converts
+        return digits
+
+
+def _number(value: Any) -> str:
+    """Return a number as a float's repr; what no float holds keeps its own."""
+    try:
+        x = float(value)
+    except OverflowError:
+        return repr(value)
+    return repr(x + 0.0) if x == value or x != x else str(value)  # −0 + 0 is 0
+
+
+def _text(value: Any, *, whole: bool = False) -> str:
+    """Return a value as a text; a number is written as a float, or as an int if it is `whole` and can be."""
+    kind: Any = type(value)
+    if value is None or isinstance(value, bool | str):
+        return repr(value)
+    if isinstance(value, Real) or (hasattr(value, "__float__") and getattr(value, "ndim", None) == 0):
+        exact: Any = value if isinstance(value, Real) else float(value)
+        return repr(int(exact)) if whole and exact == exact // 1 else _number(exact)
+    if kind in (list, tuple):
+        return ("[{}]" if kind is list else "({})").format(", ".join(map(_text, value)))
+    if kind is dict:
+        return "{" + ", ".join(f"{_text(key)}: {_text(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, Enum | type):
+        return f"{kind.__qualname__}.{value.name}" if isinstance(value, Enum) else value.__qualname__
+    if kind is Spring:
+        return repr(value)  # the call that makes it, without defaults; format 1 had it
+    if is_dataclass(kind) or kind.__repr__ is object.__repr__:
+        return _call(value)
+    return _own_repr(value)
+
+
+def _own_repr(value: Any) -> str:
+    """Return the repr of an object whose class has one, if it says all and the same in every process."""
+    found = repr(value)
+    if _ADDRESS.search(found) or hasattr(value, "__array__") or isinstance(value, set | frozenset):
+        raise _UntoldError(found[:200])
+    return found
+
+
+def _call(value: Any) -> str:
+    """Return an object as the call that would make it."""
+    kind = type(value)
+    name = kind.__qualname__ if is_dataclass(kind) else f"{kind.__module__}.{kind.__qualname__}"
+    parts = []
+    for attribute, whole in _attributes(value):
+        try:
+            parts.append(f"{attribute}={_text(getattr(value, attribute), whole=whole)}")
+        except _UntoldError as problem:
+            raise _UntoldError(f"{kind.__qualname__}.{attribute}={problem}") from None
+    if not parts and not is_dataclass(kind):
+        if kind is object:
+            raise _UntoldError("an object without attributes")
+        return name
+    return f"{name}({', '.join(parts)})"
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the names that make an object what it is, and whether each is declared as a whole number."""
+    kind = type(value)
+    declared = {f.name: f for f in fields(value)} if is_dataclass(kind) else {}
+    written = _WRITTEN.get(kind.__name__, set()) if kind.__module__.startswith("torchbelay.") else set()
+    for name, f in declared.items():
+        if f.compare and (name in written or _differs(f, getattr(value, name))):
+            yield name, _is_whole(f)
+    if "__dataclass_fields__" in vars(kind):
+        return
+    slots = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
+    for name in [*getattr(value, "__dict__", {}), *slots]:
+        computed = isinstance(getattr(kind, name, None), cached_property)
+        remembered = isinstance(value, Remembers) and name == "memory"
+        if not (name in declared or name.startswith("_") or computed or remembered):
+            yield name, False
+
+
+def _differs(f: Field[Any], value: Any) -> bool:
+    """Whether a field has another value than its default."""
+    if f.default_factory is not MISSING:
+        default = f.default_factory()
+    elif f.default is not MISSING:
+        default = f.default
+    else:
+        return True
+    return value is not default and _text(value) != _text(default)
+
+
+def _is_whole(f: Field[Any]) -> bool:
+    """Whether a field is declared as an int."""
+    words = re.findall(r"\w+", str(f.type))
+    return "int" in words and "float" not in words
