@@ -7,6 +7,7 @@ from helpers import seams
 from helpers.list_operations import PAIRS, SHAPES, doubled, every_dtype, f16, f32, f64
 from helpers.problems import no_waiting
 from torchbelay.ops import arithmetic
+from torchbelay.ops.trade import ListTrade
 
 
 @every_dtype
@@ -46,12 +47,12 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GP
 
 @needs_cuda
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
-def test_no_norm_copy_or_exchange_waits_for_the_device(draw):
+def test_no_norm_copy_or_trade_waits_for_the_device(draw):
     x, y = [draw.normal((3, 5), f32)], [draw.normal((3, 5), f32)]
     expected = [x[0].clone(), (x[0] - y[0]).norm().double(), y[0].norm().double()]
     with no_waiting():
         distance = arithmetic.distance(x, y)
-        arithmetic.exchange_(x, y)
+        ListTrade(x, y).go()
         norm = arithmetic.norm(x)
         arithmetic.copy_(x, y)
     torch.testing.assert_close([x[0], distance, norm], expected)  # to float32's own tolerance

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers import seams
 from helpers.list_operations import NAMES, bf16, copied, every_operation, f32, f64, joined, make_state
 from helpers.operations import Allocations, Memory
-from torchbelay.ops import arithmetic
+from torchbelay.ops.trade import ListTrade
 
 
 def long_shapes(scratch: int) -> list[tuple[int, ...]]:
@@ -47,11 +47,11 @@ def test_no_scratch_buffer_exceeds_the_bound(draw, monkeypatch, operation, keep,
     assert max(allocations.sizes) > scratch / 2  # and it is used
 
 
-def test_exchange_stays_within_the_bound_too(draw, monkeypatch):
+def test_a_trade_stays_within_the_bound_too(draw, monkeypatch):
     x, y = ([draw.normal(shape) for shape in long_shapes(64)] for _ in range(2))
     seams.limit_scratch(monkeypatch, 64)
     with Allocations() as allocations:
-        arithmetic.exchange_(x, y)
+        ListTrade(x, y).go()
     assert 32 < max(allocations.sizes) <= 64
 
 
@@ -67,7 +67,7 @@ def test_pieces_of_any_shapes_trade_each_element_once_and_fit(shapes, scratch):
     old = [t.clone() for t in numbered], [t.clone() for t in labelled]
     with pytest.MonkeyPatch.context() as patch, Memory() as memory:
         seams.limit_scratch(patch, scratch)
-        arithmetic.exchange_(numbered, labelled)
+        ListTrade(numbered, labelled).go()
     assert all(map(torch.equal, numbered, old[1]))
     assert all(map(torch.equal, labelled, old[0]))
     assert memory.peak <= scratch * f32.itemsize  # though every piece may have several tensors

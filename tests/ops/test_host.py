@@ -223,14 +223,14 @@ STEPS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "ema, float32": ({"method": EMA}, torch.float32, 4, 0, 0),
     "ema, bfloat16": ({"method": EMA}, torch.bfloat16, 4, 0, 1),
     "ema, bfloat16 in bfloat16": ({"method": EMA, "dtype": torch.bfloat16}, torch.bfloat16, 2, 0, 0),
-    "ema, lagged": ({"method": LAGGED}, torch.float32, 4, 0, 0),
+    "ema, lagged": ({"method": LAGGED}, torch.float32, 4, 4, 0),
     "ema, guarded": ({"method": EMA, "on_nonfinite": "raise"}, torch.float32, 4, 0, 0),
     "ema, lagged, guarded": ({"method": LAGGED, "on_nonfinite": "raise"}, torch.float32, 4, 4, 0),
     "ema, on the host": ({"method": EMA, "device": "cpu"}, torch.float32, 4, 0, 1),
     "belay": ({"method": BELAY}, torch.float32, 4, 4, 0),
     "belay, after": ({"method": tb.Spring(k=1.0, m1=10.0, m2=20.0, follow="after")}, torch.float32, 4, 0, 1),
     "velocities": ({"method": SWINGING}, torch.float32, 12, 4, 6),
-    "a spectator more": ({"method": EMA, "spectators": {"short": LAGGED}}, torch.float32, 8, 0, 0),
+    "a spectator more": ({"method": EMA, "spectators": {"short": EMA}}, torch.float32, 8, 0, 0),
 }
 
 

@@ -122,32 +122,6 @@ def couple_(
         del update, away, terms, changes, change  # before the next piece needs as much again
 
 
-def exchange_(x: Tensors, y: Tensors) -> None:
-    """Let the two lists, of one dtype, trade their contents in place, all of them or none.
-
-    >>> x, y = [torch.tensor([1.0])], [torch.tensor([2.0])]
-    >>> exchange_(x, y)
-    >>> x, y
-    ([tensor([2.])], [tensor([1.])])
-    """
-    done: list[list[list[Tensor]]] = []
-    try:
-        for some in pieces(x, y):
-            _trade(*some)
-            done.append(some)
-    except Exception:  # out of memory for the scratch: what has been traded goes back
-        for some in done:
-            _trade(*some)
-        raise
-
-
-def _trade(x: Tensors, y: Tensors) -> None:
-    bits_x, bits_y = ([_bits(t) for t in tensors] for tensors in (x, y))  # 16-bit nans too come back as they went
-    held = [t.clone() for t in bits_x]
-    torch._foreach_copy_(bits_x, bits_y)
-    torch._foreach_copy_(bits_y, held)
-
-
 def copy_(to: Tensors, source: Tensors) -> None:
     """Overwrite `to` with `source`, rounding to its dtype."""
     if to:
@@ -157,6 +131,21 @@ def copy_(to: Tensors, source: Tensors) -> None:
 def overwrite_(to: Tensor, source: Tensor, keep: Tensor | None) -> None:
     """Copy one tensor of any dtype onto another, where the step took place."""
     to.copy_(source if keep is None else torch.where(_taken(keep, to.device), source, to))
+
+
+def differ(x: Tensors, y: Tensors) -> list[bool]:
+    """Whether the bits of each pair, of one dtype, shape and device, differ. The host waits for each device once.
+
+    >>> differ([torch.zeros(2), torch.ones(2)], [-torch.zeros(2), torch.ones(2)])
+    [True, False]
+    """
+    answers = [(bits(s) != bits(t)).any() for s, t in zip(x, y, strict=True)]
+    found = [False] * len(answers)
+    for device in {answer.device for answer in answers}:
+        here = [i for i, answer in enumerate(answers) if answer.device == device]
+        for i, answer in zip(here, torch.stack([answers[i] for i in here]).tolist(), strict=True):
+            found[i] = answer
+    return found
 
 
 def finite(x: Tensors) -> Tensor:
@@ -173,15 +162,10 @@ def finite(x: Tensors) -> Tensor:
             alike.setdefault((t.device, t.dtype), []).append(t)
     answers = [torch.stack(torch._foreach_norm(some, inf)).isfinite().all() for some in alike.values()]
     if not answers:
-        return torch.ones(())
+        return torch.ones((), dtype=torch.float32, device="cpu")
     home = answers[0].device
     found = torch.stack([answer.to(home, non_blocking=home.type != "cpu") for answer in answers]).all()
     return found.to(torch.float32)
-
-
-def put_back_(x: Tensors, kept: Tensors, good: Tensor) -> None:
-    """Write copies that were kept back, of the same dtypes, unless `good` (0-dim, on any device) is 1."""
-    _replace_(x, kept, 1 - good)
 
 
 def norm(x: Tensors) -> Tensor:
@@ -210,7 +194,7 @@ def _norms(x: Tensors) -> Tensors:
 
 def _root_of_squares(norms: list[Tensor]) -> Tensor:
     if not norms:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     home = norms[0].device
     return torch.stack([n.to(home, torch.float64) for n in norms]).square().sum().sqrt()
 
@@ -262,8 +246,8 @@ def _replace_(old: Tensors, new: Tensors, keep: Tensor) -> None:
     Done on their bits as integers: multiplied by 0 an inf would become a nan and a −0 a 0.
     """
     alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
-    for bits in zip(map(_bits, old), map(_bits, new), strict=True):
-        alike.setdefault((bits[0].device, bits[0].dtype), []).append(bits)
+    for pair in zip(map(bits, old), map(bits, new), strict=True):
+        alike.setdefault((pair[0].device, pair[0].dtype), []).append(pair)
     for (device, dtype), pairs in alike.items():
         taken = _taken(keep, device).to(dtype)
         olds = [o for o, _ in pairs]
@@ -276,8 +260,8 @@ def _taken(keep: Tensor, device: torch.device) -> Tensor:
     return (keep != 0).to(device, non_blocking=device.type != "cpu")
 
 
-def _bits(t: Tensor) -> Tensor:
-    """The same memory as integers."""
+def bits(t: Tensor) -> Tensor:
+    """Return the same memory as integers."""
     real = torch.view_as_real(t) if t.is_complex() else t
     return real.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[real.itemsize])
 

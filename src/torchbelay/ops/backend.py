@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -16,19 +16,17 @@ from .foreach import Foreach
 from .host import Host
 from .reference import Reference
 from .step import Count, Move, TensorGroup, Tensors
+from .trade import Trade
 
-_EVERYWHERE: dict[str, Foreach | Reference] = {"foreach": Foreach(), "reference": Reference()}  # they have no state
+_EVERYWHERE = {"foreach": Foreach, "reference": Reference}
 NAMES = ("auto", *_EVERYWHERE, "triton")
 
 
 class PreparedStep(Protocol):
     """A step whose preparation is done: copies are made, numbers are on the device."""
 
-    def before(self, keep: Tensor | None) -> None:
-        """Do what is done before the optimizer steps; w1 is never touched."""
-
-    def after(self, keep: Tensor | None) -> None:
-        """Do the rest, when w1 holds w1*."""
+    def finish(self, keep: Tensor | None) -> None:
+        """Move everything, when w1 holds w1*."""
 
 
 class Backend(Protocol):
@@ -36,13 +34,12 @@ class Backend(Protocol):
 
     name: str
     fuses: bool  # whether `fuse` may return a pass
-    remembers_addresses: bool  # whether `is_current` has to be asked before every step
+
+    def remember(self, groups: Iterable[TensorGroup]) -> None:
+        """Remember what matters of the weights (device, dtype, address, layout): these groups are to be moved."""
 
     def is_current(self) -> bool:
-        """Whether what was remembered of the tensors (addresses, layouts) is still true."""
-
-    def forget(self) -> None:
-        """Forget what was remembered of the tensors."""
+        """Whether that is still true; asked before every step, because users move, cast and lay out models anew."""
 
     def follows_schedule(self, group: TensorGroup) -> bool:
         """Whether the device finds the motion of a step by itself, so that the host need not count for this group."""
@@ -59,8 +56,8 @@ class Backend(Protocol):
     def used_for(self, group: TensorGroup) -> str:
         """The name of the code that moves this group."""
 
-    def exchange_(self, x: Tensors, y: Tensors) -> None:
-        """Let two lists, whose pairs have one dtype, trade their contents in place: all of them or none."""
+    def trade(self, x: Tensors, y: Tensors) -> Trade:
+        """Make two lists ready to trade their contents in place; pairs have one dtype and one shape."""
 
     def wait(self) -> None:
         """Return when every average is what the last step made of it."""
@@ -87,7 +84,7 @@ def choose(impl: str, *, rounding: str = "nearest", hosted: bool = False) -> Bac
         from .triton.backend import Triton  # imported late: importing Triton takes a while
 
         return Triton(strict=impl == "triton", stochastic=rounding == "stochastic")
-    return _EVERYWHERE["foreach" if impl == "auto" else impl]
+    return _EVERYWHERE["foreach" if impl == "auto" else impl]()
 
 
 def is_interpreted() -> bool:

@@ -12,17 +12,11 @@ class Foreach(ListBackend):
 
     name = "foreach"
 
-    def before(self, group: TensorGroup, motion: Motion, keep: Tensor | None) -> None:
-        """Move w2 towards w1, from which the optimizer has not stepped yet."""
-        assert motion.split is not None
-        arithmetic.lerp_(group.w2, group.w1, motion.split.before, keep)
-
-    def after(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
+    def move(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
         """Move both: w1 holds w1*."""
-        if motion.split is not None:
-            arithmetic.pull_together_(group.w1, group.w2, motion.split.pull, motion.split.follow, keep)
+        if copy is None:
+            arithmetic.pull_together_(group.w1, group.w2, motion.coupling.a, motion.coupling.q, keep)
         else:
-            assert copy is not None
             arithmetic.couple_(
                 group.w1, group.w2, copy, motion.numbers, keep, swing1=motion.swing1, swing2=motion.swing2
             )

@@ -42,6 +42,7 @@ class Host(ListBackend):
                 "impl='triton' does not go with device='cpu': averages in host memory are moved piece by piece; use "
                 "impl='auto'"
             )
+        super().__init__()
         self._inner = Reference() if impl == "reference" else Foreach()
         self.copies_always = self._inner.copies_always
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -64,18 +65,7 @@ class Host(ListBackend):
             stream.synchronize()
         self._held = []
 
-    def before(self, group: TensorGroup, motion: Motion, keep: Tensor | None) -> None:
-        """Move w2 towards w1; the weights are written only when that is done."""
-        device = group.w1[0].device
-        with self._beside(device, keep, *(w.detach() for w in group.w1)):
-            for w1, w2 in arithmetic.pieces(group.w1, group.w2):
-                there = _copies(w2, device)
-                self._inner.before(_Piece(w1, there, [], [], group.born), motion, keep)
-                _return(w2, there)
-        if device in self._streams:
-            torch.cuda.current_stream(device).wait_stream(self._streams[device])
-
-    def after(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
+    def move(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
         """Move the average, and its velocity if it has one."""
         device = group.w1[0].device
         with self._beside(device, keep, copy, *(w.detach() for w in group.w1)):
@@ -86,7 +76,7 @@ class Host(ListBackend):
                 if swing is not None:
                     swing = Swing(_copies(rest[0], device), swing.inertia)
                 piece = _Piece(w1, there, [], [], group.born)
-                self._inner.after(piece, replace(motion, swing2=swing), before, keep)
+                self._inner.move(piece, replace(motion, swing2=swing), before, keep)
                 _return(w2, there)
                 if swing is not None:
                     _return(rest[0], swing.v)

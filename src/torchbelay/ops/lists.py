@@ -1,32 +1,40 @@
 """What `Foreach`, `Reference` and `Host` share: groups move one after the other, by numbers that the host knows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import arithmetic
 from .step import Count, Motion, Move, TensorGroup, Tensors
+from .trade import ListTrade
 
 # A group, its motion, and a copy of w1 from before the step if the motion needs one.
 Prepared = tuple[TensorGroup, Motion, list[Tensor] | None]
 
+_dtype = attrgetter("dtype")
+
 
 class ListBackend:
-    """Moves groups one after the other. A subclass says how one group is moved, by `before` and `after`."""
+    """Moves groups one after the other. A subclass says how one group is moved, by `move`."""
 
     name: str
     fuses: bool = False
-    remembers_addresses: bool = False
-    copies_always: bool = False  # w1 from before the step is needed for every motion, not only if its split is None
+    copies_always: bool = False  # w1 from before the step is needed for every motion
+
+    def __init__(self) -> None:
+        self._weights: list[Tensor] = []
+        self._facts: list[Any] = []
+
+    def remember(self, groups: Iterable[TensorGroup]) -> None:
+        """Remember the devices, dtypes and sizes of the weights; operations on lists take any layout."""
+        self._weights = [w for group in groups for w in group.w1]
+        self._facts = _facts(self._weights)
 
     def is_current(self) -> bool:
-        """True: nothing is remembered of the tensors."""
-        return True
-
-    def forget(self) -> None:
-        """Nothing is remembered of the tensors."""
+        """Whether the weights have the devices, dtypes and sizes that were remembered."""
+        return _facts(self._weights) == self._facts
 
     def follows_schedule(self, group: TensorGroup) -> bool:
         """False: the host knows the numbers."""
@@ -38,9 +46,8 @@ class ListBackend:
         prepared: list[Prepared] = []
         for group, motion, _ in moves:
             assert motion is not None
-            needed = self.copies_always or motion.split is None
-            copy = [w.clone() for w in group.w1] if needed else None
-            prepared.append((group, motion, copy))
+            needed = self.copies_always or motion.needs_copy
+            prepared.append((group, motion, [w.clone() for w in group.w1] if needed else None))
         return PreparedLists(self, prepared)
 
     def fuse(self, rule: str, parameters: list[Tensor], states: list[Any], moves: Sequence[Move]) -> None:
@@ -50,18 +57,14 @@ class ListBackend:
         """The backend's own name, for every group."""
         return self.name
 
-    def exchange_(self, x: Tensors, y: Tensors) -> None:
+    def trade(self, x: Tensors, y: Tensors) -> ListTrade:
         """Trade contents by way of a scratch buffer."""
-        arithmetic.exchange_(x, y)
+        return ListTrade(x, y)
 
     def wait(self) -> None:
         """Return at once: torch's own stream keeps the order."""
 
-    def before(self, group: TensorGroup, motion: Motion, keep: Tensor | None) -> None:
-        """Move w2 of a group if the motion leads."""
-        raise NotImplementedError
-
-    def after(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
+    def move(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
         """Move w1 and w2 of a group; `copy` holds w1 from before the step if the motion needs it."""
         raise NotImplementedError
 
@@ -72,14 +75,12 @@ class PreparedLists:
     def __init__(self, backend: ListBackend, prepared: list[Prepared]) -> None:
         self._backend, self._prepared = backend, prepared
 
-    def before(self, keep: Tensor | None) -> None:
-        """Move what moves before the optimizer's step."""
+    def finish(self, keep: Tensor | None) -> None:
+        """Move everything."""
         for group, motion, copy in self._prepared:
-            if copy is None and motion.leads:
-                self._backend.before(group, motion, keep)
+            if not motion.rests:
+                self._backend.move(group, motion, copy, keep)
 
-    def after(self, keep: Tensor | None) -> None:
-        """Move everything else."""
-        for group, motion, copy in self._prepared:
-            if copy is not None or motion.trails:
-                self._backend.after(group, motion, copy, keep)
+
+def _facts(tensors: list[Tensor]) -> list[Any]:
+    return [*map(_dtype, tensors), *map(Tensor.numel, tensors), *map(Tensor.get_device, tensors)]

@@ -76,10 +76,7 @@ class Reference(ListBackend):
     name = "reference"
     copies_always = True
 
-    def before(self, group: TensorGroup, motion: Motion, keep: Tensor | None) -> None:
-        """Do nothing: everything is computed after the step."""
-
-    def after(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
+    def move(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
         """Compute new tensors by `couple` and the velocity equations, then write them back."""
         assert copy is not None
         a, b, p, q = motion.numbers
@@ -94,5 +91,5 @@ class Reference(ListBackend):
                     v, (carry, stay, stiffness, push) = swing.v[i].to(widest), swing.inertia
                     news[at] = (news[at][0], news[at][1] + carry * v)
                     news.append((swing.v[i], stay * v + stiffness * apart + push * u))
-            for old, new in news:
+            for old, new in news if motion.pulls else news[1:]:  # w1 + u is w1* but for a rounding
                 old.copy_(new if keep is None else torch.where(keep.to(old.device) != 0, new, old.to(new.dtype)))

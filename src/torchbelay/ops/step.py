@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchbelay.physics.coupling import Coupling, Inertia, Split
+from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.method import Law
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -45,19 +45,9 @@ class Motion:
         return self.swing1 is not None or self.swing2 is not None
 
     @cached_property
-    def split(self) -> Split | None:
-        """The motion as work around a step without a copy of w1; None if it needs the copy."""
-        return None if self.swings else self.coupling.split()
-
-    @cached_property
-    def leads(self) -> bool:
-        """Whether the average moves before the optimizer does."""
-        return self.split is not None and self.split.before != 0
-
-    @cached_property
-    def trails(self) -> bool:
-        """Whether anything moves after the optimizer's step."""
-        return self.split is None or self.split.pull != 0 or self.split.follow != 0
+    def needs_copy(self) -> bool:
+        """Whether the motion needs a copy of w1 from before the step."""
+        return self.swings or self.coupling.needs_copy
 
     @cached_property
     def pulls(self) -> bool:
@@ -77,11 +67,22 @@ REST = Motion(Coupling(0.0, 0.0, 1.0, 0.0))
 class Schedule:
     """Every motion of a method that needs neither learning rates nor a step count from the host.
 
-    `motions` are those of one period, from the first step on. A law, if given, takes their place.
+    `motions` are those of one period, from the first step on. A law, if given, takes their place. A period may be long,
+    so that what holds for all of its motions is found once, not at every step.
     """
 
     motions: tuple[Motion, ...]
     law: Law | None = None
+
+    @cached_property
+    def needs_copy(self) -> bool:
+        """Whether a motion needs a copy of w1 from before the step."""
+        return any(motion.needs_copy for motion in self.motions)
+
+    @cached_property
+    def pulls(self) -> bool:
+        """Whether the weights feel the average, at any step."""
+        return any(motion.pulls for motion in self.motions)
 
 
 class TensorGroup(Protocol):
@@ -104,10 +105,22 @@ class Move(NamedTuple):
     @property
     def motions(self) -> tuple[Motion, ...]:
         """Every motion that may be applied without asking the host again."""
-        if self.schedule is not None:
-            return self.schedule.motions
+        return (self._known,) if self.schedule is None else self.schedule.motions
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether a copy of w1 from before the step may be needed."""
+        return (self.schedule or self._known).needs_copy
+
+    @property
+    def pulls(self) -> bool:
+        """Whether the weights may feel the average."""
+        return (self.schedule or self._known).pulls
+
+    @property
+    def _known(self) -> Motion:
         assert self.motion is not None
-        return (self.motion,)
+        return self.motion
 
 
 class Count(Protocol):

@@ -87,7 +87,7 @@ def test_every_bit_trades_places(layout: str, dtype: torch.dtype) -> None:
 
     x, y = [any_bits(s) for s in shapes], [any_bits(s) for s in shapes]
     old = [t.clone() for t in x], [t.clone() for t in y]
-    kernel().exchange_(x, y)
+    kernel().trade(x, y).go()
     assert all(map(same, x, old[1]))
     assert all(map(same, y, old[0]))
 
@@ -95,5 +95,5 @@ def test_every_bit_trades_places(layout: str, dtype: torch.dtype) -> None:
 def test_weights_of_several_dtypes_trade_places_together() -> None:
     x, y = ([normal((9,), dtype, seed=s) for dtype in (f32, bf16, torch.float64, f16)] for s in (0, 1))
     old = [t.clone() for t in x]
-    kernel().exchange_(x, y)
+    kernel().trade(x, y).go()
     assert all(map(same, y, old))

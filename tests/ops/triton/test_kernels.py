@@ -146,6 +146,6 @@ def test_autograd_notices_what_the_kernels_write() -> None:
     versions = [mine.w1[0]._version]
     take(backend, [still(mine, Motion(Coupling(0.1, 0.1, 0.9, 0.1)))])
     versions.append(mine.w1[0]._version)
-    backend.exchange_(mine.w1, mine.w2)
+    backend.trade(mine.w1, mine.w2).go()
     versions.append(mine.w1[0]._version)
     assert versions == sorted(set(versions))

@@ -1,21 +1,21 @@
 """The backend for GPUs: one launch for a whole model after the optimizer's step, or before it, or both."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import PreparedStep, is_interpreted
+from torchbelay.ops.foreach import Foreach
 from torchbelay.ops.step import Count, Move, TensorGroup, Tensors
+from torchbelay.ops.trade import ListTrade, Trade
 
 from . import launch
 from .fused import FusedStep
 from .passes import Pass, PreparedPasses, followers, pulls, swings
-from .table import Table, addresses, fits
+from .table import Known, Table, fits
 
 
 class Triton:
@@ -23,36 +23,33 @@ class Triton:
 
     name = "triton"
     fuses = True
-    remembers_addresses = True
 
     def __init__(self, *, strict: bool = False, stochastic: bool = False) -> None:
         self._strict, self._stochastic = strict, stochastic
-        self._fits: WeakKeyDictionary[TensorGroup, bool] = WeakKeyDictionary()
-        self._weights: dict[int, Tensor] = {}  # of the groups that kernels take, by id
-        self._addresses: list[int] = []  # where these weights were
+        self._fits: dict[TensorGroup, bool] = {}
+        self._known = Known([])  # the weights of the groups that kernels take
+        self._others = Foreach()  # which moves the rest
         self._moves: Sequence[Move] = ()
         self._passes: list[Pass] = []
         self._captured: list[object] = []  # graphs read these at every replay
 
-    def is_current(self) -> bool:
-        """Whether the weights are where they were when it was decided that kernels can take them."""
-        return addresses(self._weights.values()) == self._addresses
-
-    def forget(self) -> None:
-        """Decide anew what kernels can take."""
-        self._fits.clear()
-        self._weights, self._addresses = {}, []
+    def remember(self, groups: Iterable[TensorGroup]) -> None:
+        """Decide what kernels can take, and remember where it is; of the rest, devices and dtypes."""
         self._moves, self._passes = (), []
+        self._fits = {group: self._can_take(group) for group in groups}
+        self._known = Known([*{id(w): w for group, yes in self._fits.items() if yes for w in group.w1}.values()])
+        self._others.remember(group for group, yes in self._fits.items() if not yes)
+
+    def is_current(self) -> bool:
+        """Whether the weights are what and where they were when that was decided."""
+        return self._known.is_current() and self._others.is_current()
 
     def follows_schedule(self, group: TensorGroup) -> bool:
         """True for what the kernels take."""
-        if group not in self._fits:
-            self._fits[group] = self._takes(group.w1) and all(map(fits, group.w1, group.w2))
-            if self._fits[group]:
-                new = [w for w in group.w1 if id(w) not in self._weights]
-                self._weights |= {id(w): w for w in new}
-                self._addresses += addresses(new)
-        return self._fits[group]
+        return self._fits[group] if group in self._fits else self._can_take(group)
+
+    def _can_take(self, group: TensorGroup) -> bool:
+        return self._takes(group.w1) and all(map(fits, group.w1, group.w2))
 
     def used_for(self, group: TensorGroup) -> str:
         """The name of the code that moves this group."""
@@ -120,7 +117,7 @@ class Triton:
             return None
         return FusedStep(rule, parameters, states, moves, stochastic=self._stochastic, captured=self._captured)
 
-    def exchange_(self, x: Tensors, y: Tensors) -> None:
+    def trade(self, x: Tensors, y: Tensors) -> Trade:
         """Trade contents in one launch and without a scratch buffer, if the tensors allow it."""
         pairs = list(zip(x, y, strict=True))
         usual = [self._runs_on(s) and fits(s, t) and s.dtype == t.dtype for s, t in pairs]
@@ -128,6 +125,28 @@ class Triton:
         others = [pair for pair, yes in zip(pairs, usual, strict=True) if not yes]
         devices = {s.device for s, _ in quick}
         tables = [launch.exchange_table([pair for pair in quick if pair[0].device == device]) for device in devices]
-        arithmetic.exchange_([s for s, _ in others], [t for _, t in others])  # from here on nothing can fail
-        for table in tables:
-            launch.exchange(table)
+        return KernelTrade(tables, ListTrade([s for s, _ in others], [t for _, t in others]))
+
+
+class KernelTrade:
+    """A trade in one launch per device, and of what kernels do not take by way of a scratch buffer."""
+
+    def __init__(self, tables: list[Table], others: ListTrade) -> None:
+        self._tables, self._others = tables, others
+        self._traded = [False] * len(tables)
+
+    def go(self) -> None:
+        """Trade what is not traded yet."""
+        self._others.go()  # first: it needs memory
+        self._launch(there=True)
+
+    def back(self) -> None:
+        """Trade what is traded once more."""
+        self._launch(there=False)
+        self._others.back()
+
+    def _launch(self, *, there: bool) -> None:
+        for i, table in enumerate(self._tables):
+            if self._traded[i] is not there:
+                # In one line: whatever interrupts, the table is traded and noted, or neither.
+                _, self._traded[i] = launch.exchange(table), there

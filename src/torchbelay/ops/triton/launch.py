@@ -1,7 +1,6 @@
 """The launches, one function per kernel, and a way to repeat them without Triton's search for the right binary."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -54,13 +53,14 @@ def launch(kernel: Any, blocks: int, args: tuple[Any, ...], constants: dict[str,
     key = (kernel, device, warps, *constants.values(), *kinds)
     found = _binaries.get(key)
     here = device.type != "cuda" or device.index == torch.cuda.current_device()
-    with nullcontext() if here else torch.cuda.device(device):
-        if found is not None:
-            found[(blocks, 1, 1)](*args, *constants.values())
-            return
-        binary = kernel[(blocks,)](*args, **constants, num_warps=warps)
-        if binary is not None:  # the interpreter has none
-            _binaries[key] = binary
+    if not here:
+        with torch.cuda.device(device):
+            launch(kernel, blocks, args, constants, warps)
+    # No line follows a launch: an interrupted caller can tell whether it took place.
+    elif found is not None:
+        found[(blocks, 1, 1)](*args, *constants.values())
+    else:
+        _binaries[key] = kernel[(blocks,)](*args, **constants, num_warps=warps)  # the interpreter has none
 
 
 def look(numbers: Numbers, count: Tensor) -> None:
@@ -146,11 +146,11 @@ def exchange_table(pairs: Sequence[tuple[Tensor, Tensor]]) -> Table:
     return Table([x for x, _ in pairs], [[Follower(y, None, None, 0)] for _, y in pairs])
 
 
-def exchange(table: Table) -> None:
-    """Let the tensors of such a table trade their contents."""
+def exchange(table: Table) -> Any:
+    """Let the tensors of such a table trade their contents; what is returned means nothing."""
     if table.blocks:
-        launch(kernels.exchange, table.blocks, (table.rows, table.map), _shape(table), WARPS)
         increment_version(table.w1)
+        launch(kernels.exchange, table.blocks, (table.rows, table.map), _shape(table), WARPS)
 
 
 def _shape(table: Table) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchbelay.ops.step import Motion, Move
-from torchbelay.physics.coupling import Split
 from torchbelay.physics.method import Law
 
 from . import layout
@@ -19,7 +18,7 @@ RESTING = [0.0, 0.0, 1.0, *[0.0] * 13]  # a row that moves nothing
 
 
 def row(motion: Motion, form: str) -> list[float]:
-    """Return a motion's numbers: "whole" if a copy of w1 is at hand, else its part "before" or "after" the step."""
+    """Return a motion's numbers: "whole" if w1 from before the step is at hand, "stepped" if w1* alone is."""
     c = motion.coupling
     if form == "whole":
         relax1, relax2 = _same(c.p, 1 - c.a), _same(c.q, c.b)
@@ -28,17 +27,9 @@ def row(motion: Motion, form: str) -> list[float]:
         inertias += motion.swing2.inertia if motion.swing2 else (0.0,) * 4
         numbers = [c.a, c.b, c.p, c.q, *inertias, float(meets), float(relax1), float(relax2)]
         return [*numbers, float(not motion.rests)]
-    split = motion.split
-    assert split is not None
-    pull, follow = (0.0, split.before) if form == "before" else (split.pull, split.follow)
+    pull, follow = c.a, c.q
     meets = isclose(pull + follow, 1, rel_tol=1e-15) and pull != 0
     return [pull, follow, 1 - pull, follow, *[0.0] * 8, float(meets), 1.0, 1.0, float(pull != 0 or follow != 0)]
-
-
-def splits(motions: Sequence[Motion]) -> list[Split] | None:
-    """Return the motions as work around a step without a copy; None if one of them needs the copy."""
-    found = [motion.split for motion in motions]
-    return None if None in found else [split for split in found if split is not None]
 
 
 class Numbers(NamedTuple):
@@ -60,7 +51,7 @@ class Numbers(NamedTuple):
         laws: list[list[float]] = []
         for move in moves:
             found = [row(motion, form) for motion in move.motions]
-            law = move.schedule.law if move.schedule and form != "before" else None  # laws follow the stepped weights
+            law = move.schedule.law if move.schedule else None
             plans.append([len(rows), len(found), move.group.born, LAWS[law.kind].value if law else 0])
             laws.append(_terms(law))
             rows += found
@@ -70,7 +61,7 @@ class Numbers(NamedTuple):
         laws.append(_terms(None))
         rows.append(RESTING)
         table = upload(rows, torch.float32, device)
-        current = torch.empty(len(plans), int(layout.NUMBERS), device=device) if varies else table
+        current = torch.empty(len(plans), int(layout.NUMBERS), dtype=torch.float32, device=device) if varies else table
         both = upload(plans, torch.int64, device), upload(laws, torch.float64, device)
         return Numbers(table, *both, current, len(plans), varies, rests)
 

@@ -12,7 +12,7 @@ from torchbelay.ops.step import Count, Move
 
 from . import launch, layout
 from .launch import Form
-from .numbers import Numbers, splits
+from .numbers import Numbers
 from .table import Follower, Table
 
 FOREACH = Foreach()
@@ -27,13 +27,11 @@ class Pass:
         self._identity = identities(moves)
         if table is None:
             return
-        every = [splits(move.motions) for move in moves]
-        rule = layout.COPIED if None in every else layout.STEPPED
-        leads = any(split.before for found in every for split in found or ())
+        copied = any(move.needs_copy for move in moves)
+        rule = layout.COPIED if copied else layout.STEPPED
         rounds = stochastic and pulls(moves) and any(t.dtype == torch.bfloat16 for t in table.w1)
         self.form = Form(rule, pulls(moves), swings(moves[0]), rounds)
-        self.numbers = Numbers.of(moves, "after" if rule is layout.STEPPED else "whole", table.device)
-        self.leading = Numbers.of(moves, "before", table.device) if leads and rule is layout.STEPPED else None
+        self.numbers = Numbers.of(moves, "whole" if copied else "stepped", table.device)
 
     def renewed(self, moves: Sequence[Move]) -> "Pass":
         """Return the pass of the same tensors with the numbers of these moves."""
@@ -61,19 +59,15 @@ class PreparedLaunch:
     def __init__(self, of: Pass, table: Table, copy: Tensor | None, count: Tensor) -> None:
         self._pass, self._table, self._copy, self._count = of, table, copy, count
 
-    def before(self, keep: Tensor | None) -> None:
-        """Move the averages that move before the optimizer's step."""
-        leading = self._pass.leading
-        if leading is not None:
-            launch.look(leading, self._count)
-            launch.move(self._table, leading, keep=keep, count=self._count)
-
-    def after(self, keep: Tensor | None) -> None:
-        """Move everything else."""
-        numbers = self._pass.numbers
+    def finish(self, keep: Tensor | None) -> None:
+        """Move everything; look for the weights again, for an optimizer may have put other memory in their place."""
+        numbers, form = self._pass.numbers, self._pass.form
+        table, stand_ins = (self._table, []) if self._table.is_there() else self._table.elsewhere()
         if numbers.varies:
             launch.look(numbers, self._count)
-        launch.move(self._table, numbers, self._pass.form, keep=keep, count=self._count, copy=self._copy)
+        launch.move(table, numbers, form, keep=keep, count=self._count, copy=self._copy)
+        for w1, stand_in in stand_ins if form.pulls else ():
+            w1.copy_(stand_in)
 
 
 class PreparedPasses:
@@ -82,15 +76,10 @@ class PreparedPasses:
     def __init__(self, steps: "list[PreparedLaunch | PreparedLists]") -> None:
         self._steps = steps
 
-    def before(self, keep: Tensor | None) -> None:
-        """Do what comes before the optimizer's step, pass by pass."""
+    def finish(self, keep: Tensor | None) -> None:
+        """Move everything, pass by pass."""
         for step in self._steps:
-            step.before(keep)
-
-    def after(self, keep: Tensor | None) -> None:
-        """Do the rest, pass by pass."""
-        for step in self._steps:
-            step.after(keep)
+            step.finish(keep)
 
 
 def identities(moves: Sequence[Move]) -> list[Any]:
@@ -106,7 +95,7 @@ def swings(move: Move) -> tuple[bool, bool]:
 
 def pulls(moves: Iterable[Move]) -> bool:
     """Whether any of the moves touches the weights."""
-    return any(motion.pulls for move in moves for motion in move.motions)
+    return any(move.pulls for move in moves)
 
 
 def followers(moves: Iterable[Move]) -> tuple[list[Tensor], list[list[Follower]]]:

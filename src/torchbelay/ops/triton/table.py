@@ -5,8 +5,10 @@ A captured CUDA graph reads all of it at every replay, so what a graph has seen 
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import attrgetter, call, is_, itemgetter
 from typing import Any, ClassVar, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -19,7 +21,8 @@ from . import layout
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BLOCK = 1024
 
-_address = Tensor.data_ptr
+_address, _size, _stride, _is_plain = Tensor.data_ptr, Tensor.numel, Tensor.stride, Tensor.is_contiguous
+_dtype = attrgetter("dtype")
 
 
 class Follower(NamedTuple):
@@ -31,38 +34,74 @@ class Follower(NamedTuple):
     cohort: int
 
 
-class State:
-    """What an optimizer keeps for one tensor, in a dict of its own: two moments and a step count, or less.
+class State(NamedTuple):
+    """What an optimizer keeps for one tensor: two moments and a step count, or less. None: it has none."""
 
-    The memory is held. So a kernel that still has the address of a replaced tensor writes to no other tensor's memory.
+    group: int  # of the optimizer
+    first: Tensor | None
+    second: Tensor | None
+    step: Tensor | None
+
+
+class Known:
+    """Tensors, and what a kernel assumes of them: addresses, sizes, dtypes and layouts.
+
+    The address alone is not enough. Memory that was freed is used again, by a tensor of another layout too. Strides are
+    looked at only if they are unusual: to ask for them makes a tuple per tensor, which wakes the garbage collector.
     """
 
-    def __init__(self, own: dict[str, Any], keys: Sequence[str | None], group: int) -> None:
-        self.group, self._own = group, own
-        tensors: list[Tensor | None] = [own.get(key) if key else None for key in keys]
-        self.first, self.second, self.step = tensors
-        self.addresses = tuple(map(_where, tensors))
-        self._known = [(k, t, t.data_ptr()) for k, t in zip(keys, tensors, strict=True) if k and t is not None]
-        self._absent = [k for k, t in zip(keys, tensors, strict=True) if k and t is None]
-        self._held = [t.untyped_storage() for t in tensors if t is not None]
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.addresses: list[int] = list(map(_address, self.tensors))
+        self.strides, self.dtypes = list(map(_stride, self.tensors)), list(map(_dtype, self.tensors))
+        self._sizes, self._plain = list(map(_size, self.tensors)), list(map(_is_plain, self.tensors))
+        self._unusual = [(t, t.stride()) for t, plain in zip(self.tensors, self._plain, strict=True) if not plain]
 
-    @staticmethod
-    def are_current(states: "Sequence[State]") -> bool:
-        """Whether every state still has these tensors, where they were."""
-        for state in states:
-            own = state._own
-            for key, tensor, address in state._known:
-                if own.get(key) is not tensor or tensor.data_ptr() != address:
-                    return False
-            for key in state._absent:
-                if own.get(key) is not None:
-                    return False
-        return True
+    def is_current(self) -> bool:
+        """Whether all of it is still true."""
+        return (
+            self.are_there()
+            and list(map(_is_plain, self.tensors)) == self._plain
+            and list(map(_size, self.tensors)) == self._sizes
+            and list(map(_dtype, self.tensors)) == self.dtypes
+            and all(t.stride() == stride for t, stride in self._unusual)
+        )
+
+    def are_there(self) -> bool:
+        """Whether the tensors are at their addresses."""
+        return list(map(_address, self.tensors)) == self.addresses
 
 
-def addresses(tensors: Iterable[Tensor]) -> list[int]:
-    """Return the address of each tensor's memory."""
-    return list(map(_address, tensors))
+class KnownStates:
+    """What an optimizer keeps for its parameters, as it was: which tensors, and where. None of them is kept alive."""
+
+    def __init__(self, states: Iterable[dict[str, Any]], keys: Sequence[str]) -> None:
+        self._keys, self._getter = keys, itemgetter(*keys)
+        tensors = self._of(states)
+        self._refs = [_nothing if t is None else ref(t) for t in tensors]
+        self._addresses = [_where(t) for t in tensors]
+
+    def are_current(self, states: Iterable[dict[str, Any]]) -> bool:
+        """Whether these are the very tensors, where they were: users replace, move and offload them."""
+        now = self._of(states)
+        if len(now) != len(self._refs) or not all(map(is_, now, map(call, self._refs))):
+            return False
+        try:
+            return list(map(_address, now)) == self._addresses
+        except TypeError:  # some are None, and some that are None now have died
+            return list(map(_where, now)) == self._addresses
+
+    def _of(self, states: Iterable[dict[str, Any]]) -> list[Any]:
+        states = list(states)
+        try:
+            found = map(self._getter, states)
+            return list(found if len(self._keys) == 1 else chain.from_iterable(found))
+        except KeyError:
+            return [own.get(key) for own in states for key in self._keys]
+
+
+def _nothing() -> None:
+    """Stand for a tensor that is not there."""
 
 
 def fits(w1: Tensor, *others: Tensor) -> bool:
@@ -92,7 +131,7 @@ def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -
             "a graph is being captured, and the averages' tensors are not what they were in the last step; take a step "
             "before capturing, with the same model and averages"
         )
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return torch.tensor(values, dtype=dtype, device="cpu", pin_memory=True).to(device, non_blocking=True)
 
 
 class Mirror:
@@ -102,10 +141,11 @@ class Mirror:
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._values = dtype, [0] * size
-        self._there = torch.zeros(size, dtype=dtype, device=device)
+        with torch.inference_mode(False):  # later steps write to it, also outside
+            self._there = torch.zeros(size, dtype=dtype, device=device)
         self._is_cuda = device.type == "cuda"
         # Pinned in time for the first graph: while one is being captured it would be too late.
-        self._spare = torch.empty(size, dtype=dtype, pin_memory=True) if self._is_cuda else None
+        self._spare = torch.empty(size, dtype=dtype, device="cpu", pin_memory=True) if self._is_cuda else None
         self._captured: list[Tensor] = []
 
     def get(self, values: list[Any], capturing: bool) -> Tensor:
@@ -113,7 +153,7 @@ class Mirror:
         if capturing:
             return self._for_a_graph(values)
         if self._is_cuda and self._spare is None:
-            self._spare = torch.empty(len(values), dtype=self._dtype, pin_memory=True)
+            self._spare = torch.empty(len(values), dtype=self._dtype, device="cpu", pin_memory=True)
         if values != self._values:
             here = torch.frombuffer(array(self.CODES[self._dtype], values), dtype=self._dtype)
             # another pinned buffer each time: the last one may not have been read yet
@@ -125,7 +165,7 @@ class Mirror:
         if self._spare is None:
             raise RuntimeError("take a step of the optimizer between capturing two graphs of it")
         pinned, self._spare = self._spare, None
-        pinned.copy_(torch.tensor(values, dtype=self._dtype))
+        pinned.copy_(torch.tensor(values, dtype=self._dtype, device="cpu"))
         there = torch.empty_like(self._there).copy_(pinned, non_blocking=True)
         self._captured += [pinned, there]
         return there
@@ -143,9 +183,9 @@ class Table:
         none: int = 0,
         block: int = BLOCK,
     ) -> None:
-        self.w1, self.followers, self.states, self.block = list(w1), followers, states, block
+        self.w1, self.followers, self.block, self._none = list(w1), followers, block, none
         self.device = self.w1[0].device
-        self.addresses = addresses(self.w1)
+        self._known = Known(self.w1)
         self.averages = max(1, *map(len, followers)) if followers else 1
         self.gaps = any(len(each) < self.averages for each in followers)
         self.columns = int(layout.HEAD) + int(layout.SLOT) * self.averages
@@ -155,9 +195,9 @@ class Table:
         self.blocks = firsts[-1]
         place = 0
         rows = []
-        for i, (t, where) in enumerate(zip(self.w1, self.addresses, strict=True)):
-            *moments, step = (0, 0, 0) if states is None else states[i].addresses
-            group = 0 if states is None else states[i].group
+        for i, (t, where) in enumerate(zip(self.w1, self._known.addresses, strict=True)):
+            # Addresses alone are kept of the optimizer's state: who offloads it wants its memory back.
+            *moments, step, group = (0, 0, 0, 0) if states is None else (*map(_where, states[i][1:]), states[i].group)
             kind = 3 * KINDS[t.dtype] + KINDS[followers[i][0].w2.dtype if followers[i] else t.dtype]
             self.kinds |= 1 << kind
             slots = [[_where(f.w2), _where(f.v1), _where(f.v2), f.cohort] for f in followers[i]]
@@ -175,8 +215,32 @@ class Table:
         )
 
     def is_current(self) -> bool:
+        """Whether the weights are where they were, and laid out as they were."""
+        return self._known.is_current()
+
+    def is_there(self) -> bool:
         """Whether the weights are where they were."""
-        return addresses(self.w1) == self.addresses
+        return self._known.are_there()
+
+    def elsewhere(self) -> "tuple[Table, list[tuple[Tensor, Tensor]]]":
+        """Return the table for weights in other memory, and stand-ins for those that are laid out otherwise now.
+
+        A stand-in is a copy that is laid out as the weights were. If the weights are to move, it is to be copied back.
+        """
+        w1, stand_ins = [], []
+        known = self._known
+        for w, each, stride, dtype in zip(self.w1, self.followers, known.strides, known.dtypes, strict=True):
+            shape = each[0].w2.shape if each else w.shape
+            if w.shape != shape:
+                raise RuntimeError(
+                    f"the optimizer's step has put weights of shape {tuple(w.shape)} in place of weights of shape "
+                    f"{tuple(shape)}; make the optimizer and Belay anew"
+                )
+            if (w.stride(), w.dtype, w.device) != (stride, dtype, self.device):
+                stand_ins.append((w, torch.empty_strided(shape, stride, dtype=dtype, device=self.device).copy_(w)))
+                w = stand_ins[-1][1]
+            w1.append(w)
+        return Table(w1, self.followers, none=self._none, block=self.block), stand_ins
 
 
 def _where(t: Tensor | None) -> int:
