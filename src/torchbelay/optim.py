@@ -6,19 +6,21 @@ settings (amsgrad, maximize, foreach; sparse, sharded, float64 or complex tensor
 step and the ordinary coupling.
 
 `fused` is True if no other way is asked for and torch has a fused step for the weights, on the CPU too. The kernel
-leaves `p.grad` as it is; torch's own fused step unscales it in place under GradScaler.
-
-Every step checks the state of 32 parameters, in turn: a tensor that is put into a parameter's state by hand is noticed
-after at most n/32 steps, if the optimizer has n parameters. `load_state_dict` is noticed at once.
+leaves `p.grad` as it is; torch's own fused step unscales it in place under GradScaler. torch's fused steps take tensors
+as flat memory and do not look at their layout. If a gradient or a state is not laid out like its weights, these
+optimizers take torch's ordinary step instead.
 """
 
-from collections.abc import Callable, Collection
-from operator import is_
+from collections.abc import Callable
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .belay.shard import is_sharded, local
+from .belay.signals import signals_held
 from .ops.step import Hyper
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SGD", "Adam", "AdamW"]
 
 FUSED_DEVICES = ("cpu", "cuda")
+_ORDINARY = {Tensor, torch.nn.Parameter}
 
 
 class _OnePassOptimizer(torch.optim.Optimizer):
@@ -37,8 +40,17 @@ class _OnePassOptimizer(torch.optim.Optimizer):
     _works: "tuple[Work, ...]" = ()  # handed over for the coming step, by each attached Belay
     _step_outside_graphs: Any = None  # `_step_with`, kept out of compiled graphs
     _pass: Any = None
-    _states: Collection[Any] = ()
+    _known: Any = None  # the state that the pass was made for
     _refused: Any = None  # what no pass could be made for
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler leaves unscaling and skipping to the step: True if every group is fused now."""
+        return all(group.get("fused") for group in self.param_groups)
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        """Ignore what torch's constructor sets: a checkpoint may change the groups later."""
 
     def take_over(self, work: "Work") -> bool:
         """Take over the work of the coming step; False if this optimizer, as it is set, cannot take it along."""
@@ -58,22 +70,85 @@ class _OnePassOptimizer(torch.optim.Optimizer):
 
     def _step_with(self, works: "list[Work]", closure: Callable[[], Any] | None) -> Any:
         """Take one step, and the averages along if one pass can do it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        works = [work for work in works if not work.closed]  # the closure may have detached or reset a Belay
+        loss = _evaluated(closure)
+        works = [work for work in works if not work.closed]  # the closure may have detached a Belay
         if len(works) != 1 or not self._carry(works[0]):
             for work in works:
-                work.lead()
+                work.prepare()
             self._torch_step(None)
         return loss
 
     def _torch_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Take torch's own step, and its fused one only if all tensors are laid out as that assumes."""
         step = super().step.__func__  # type: ignore[attr-defined]
         while getattr(step, "hooked", False):  # torch's wrapper would call the hooks again
             step = step.__wrapped__
-        return step(self, closure)
+        loss = _evaluated(closure)
+        if self._is_all_contiguous() or all(map(self._can_be_fused, self.param_groups)):
+            step(self, None)
+        else:
+            self._step_unfused(step)
+        return loss
+
+    def _is_all_contiguous(self) -> bool:
+        """Whether weights, gradients and states are ordinary contiguous tensors, as they usually are; asked fast."""
+        weights = list(chain.from_iterable(map(itemgetter("params"), self.param_groups)))
+        states = chain.from_iterable(map(dict.values, self.state.values()))
+        tensors = [t for t in chain(weights, map(attrgetter("grad"), weights), states) if t is not None]
+        if not _ORDINARY.issuperset(map(type, tensors)):
+            return False
+        try:
+            return all(map(Tensor.is_contiguous, tensors))
+        except RuntimeError:  # sparse
+            return False
+
+    def _can_be_fused(self, group: dict[str, Any]) -> bool:
+        """Whether a group is not fused, or every gradient and state is laid out like its weights."""
+        if not group.get("fused"):
+            return True
+        for p in group["params"]:
+            if p.grad is not None and p.grad.layout == torch.strided:
+                state = self.state[p].values() if p in self.state else ()
+                others = [p.grad, *(t for t in state if isinstance(t, Tensor) and t.dim())]
+                if not _are_alike(local(p), [local(t) for t in others]):
+                    return False
+        return True
+
+    @torch.no_grad()
+    def _step_unfused(self, step: Callable[..., Any]) -> None:
+        """Take torch's ordinary step, once; unscale and skip as its fused step would."""
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if found_inf is not None and bool(found_inf):
+            return
+        if scale is not None:
+            for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                p.grad /= scale.to(p.grad.device)
+        fused = [group["fused"] for group in self.param_groups]
+        try:
+            for group in self.param_groups:
+                group["fused"] = False
+            if found_inf is not None:
+                self.grad_scale = self.found_inf = None
+            step(self, None)
+        finally:
+            for group, kept in zip(self.param_groups, fused, strict=True):
+                group["fused"] = kept
+            if found_inf is not None:
+                self.grad_scale, self.found_inf = scale, found_inf
+            self._arrange_state()
+
+    @torch.no_grad()
+    def _arrange_state(self) -> None:
+        """Lay the state of fused groups out like the weights, and move step counts to where a fused step has them."""
+        for p in (p for group in self.param_groups if group.get("fused") for p in group["params"] if p in self.state):
+            state = self.state[p]
+            for key, value in state.items():
+                if isinstance(value, Tensor) and not is_sharded(p) and value.shape == p.shape and value.dim():
+                    laid_out = torch.empty_like(p, dtype=value.dtype)
+                    if value.stride() != laid_out.stride():
+                        state[key] = laid_out.copy_(value)
+            if state.get("step") is not None:
+                state["step"] = torch.as_tensor(state["step"]).to(p.device, torch.float32)
 
     @torch.no_grad()
     def _carry(self, work: "Work") -> bool:
@@ -86,36 +161,39 @@ class _OnePassOptimizer(torch.optim.Optimizer):
         if gradients is None:
             return False
         scale = getattr(self, "grad_scale", None)
-        self._pass.run(
+        run = self._pass.prepare(
             work.moves, gradients, hyper, keep=work.keep, scale=scale, count=work.count, capturing=work.capturing
         )
-        work.carried = True
+        with signals_held():
+            work.begun = True
+            run()
+            work.begun, work.carried = False, True
         return True
 
     def _find_pass(self, rule: str, work: "Work") -> list[int] | None:
         """Find or make the pass for this work, and return the addresses of the gradients; None if there is no pass."""
-        known = self._pass
-        if known is None and self._refused is not None and self._refused == (rule, [m.group for m in work.moves]):
-            return None  # as at the last step
-        if (
-            known is not None
-            and _identical(self.state.values(), self._states)
-            and known.fits(rule, work.parameters, work.moves)
-        ):
+        from .ops.triton.fused import are_usual  # Triton is installed: only its backend hands work over
+        from .ops.triton.table import KnownStates, State
+
+        known, groups = self._pass, [move.group for move in work.moves]
+        current = self._known is not None and self._known.are_current(self.state.values())
+        if known is not None and current and known.fits(rule, work.parameters, work.moves):
             gradients: list[int] | None = known.gradients()
             if gradients is not None:
                 return gradients
-        from .ops.triton.fused import are_usual  # Triton is installed: only its backend hands work over
-        from .ops.triton.table import State
-
+        if known is None and current and self._refused == (rule, groups):
+            return None  # as at the last step
         if not are_usual(work.parameters):
             return None
         self._init_states()
-        groups = enumerate(self.param_groups)
-        states = [State(self.state.get(p, {}), self.KEYS, i) for i, group in groups for p in group["params"]]
+        states = [
+            State(i, *(self.state[p].get(key) if key and p in self.state else None for key in self.KEYS))
+            for i, group in enumerate(self.param_groups)
+            for p in group["params"]
+        ]
         self._pass = known = work.fuse(rule, work.parameters, states, work.moves)
-        self._states = list(self.state.values())
-        self._refused = (rule, [move.group for move in work.moves]) if known is None else None
+        self._known = KnownStates(self.state.values(), [key for key in self.KEYS if key])
+        self._refused = (rule, groups) if known is None else None
         return None if known is None else known.gradients()
 
     def _rule(self) -> str | None:
@@ -137,8 +215,19 @@ class _OnePassOptimizer(torch.optim.Optimizer):
         """Make the state of parameters that have a gradient for the first time."""
 
 
-def _identical(xs: Collection[Any], ys: Collection[Any]) -> bool:
-    return len(xs) == len(ys) and all(map(is_, xs, ys))
+def _evaluated(closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _are_alike(p: Tensor, others: list[Tensor]) -> bool:
+    """Whether tensors of one shape lie in memory as flat arrays of one order."""
+    if p.is_contiguous():
+        return all(map(Tensor.is_contiguous, others))
+    dense = torch.empty_like(p, device="meta").stride() == p.stride()
+    return dense and all(t.stride() == p.stride() for t in others)
 
 
 def _rate(group: dict[str, Any]) -> float | Tensor | None:
@@ -181,17 +270,12 @@ class Adam(_OnePassOptimizer, torch.optim.Adam):
         self._fuse_by_default()
 
     def _fuse_by_default(self) -> None:
-        """Set `fused` if the user left it open, and move the step counts to where a fused step has them."""
+        """Set `fused` if the user left it open."""
         for group in self.param_groups:
             silent = group.get("fused") is None and group.get("foreach") is None and not group.get("differentiable")
             if silent and all(p.is_floating_point() and p.device.type in FUSED_DEVICES for p in group["params"]):
                 group["fused"] = True
-                for p in group["params"]:
-                    step = self.state[p].get("step") if p in self.state else None
-                    if step is not None:
-                        self.state[p]["step"] = torch.as_tensor(step).to(p.device, torch.float32)
-        if all(group.get("fused") for group in self.param_groups):
-            self._step_supports_amp_scaling = True
+        self._arrange_state()
 
     def _rule_of(self, group: dict[str, Any]) -> str | None:
         if group["amsgrad"] or group["maximize"] or group["differentiable"] or group["foreach"] is not None:

@@ -1,5 +1,6 @@
 """The public surface of Belay, as a person uses it."""
 
+import contextlib
 import gc
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 import torchbelay as tb
+from helpers.interrupting import SOURCE, Interruption, raising_at
 from helpers.operations import foreach_calls
 from helpers.small import BELAY, EMA, SWINGING, Still, attached, batch, mlp, same, train, values
 
@@ -126,6 +128,30 @@ def test_before_start_the_average_is_the_model_itself() -> None:
     train(model, optimizer, 1, first=3)
     expected = {name: torch.lerp(old, model.state_dict()[name], 1 - 0.9) for name, old in at_start.items()}
     assert same(belay.average_state_dict(), expected)
+
+
+def test_all_averages_begin_or_none_wherever_an_exception_comes() -> None:
+    files = [SOURCE / "belay" / name for name in ("average.py", "averages.py")]
+
+    def first_step(line: int | None) -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay, int]:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, BELAY, spectators={"short": EMA}, start=1)
+        with contextlib.suppress(Interruption), raising_at(line, files) as place:
+            train(model, optimizer, 1)
+        return model, optimizer, belay, place.lines
+
+    began = set()
+    for line in range(first_step(None)[3]):
+        model, optimizer, belay, _ = first_step(line)
+        began.add(belay.state_dict()["began"])
+        if not belay.state_dict()["began"]:
+            alone = mlp()
+            alone.load_state_dict(model.state_dict())
+            train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), 1, first=1)
+            train(model, optimizer, 1, first=1)
+            assert same(values(model), values(alone)), f"line {line}: an average pulls that has not begun"
+    assert began == {0, 1}
 
 
 def test_every_counts_from_the_start_of_the_average() -> None:

@@ -1,5 +1,7 @@
 """Buffers, such as BatchNorm's: what the average holds in each of the three modes."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -41,6 +43,30 @@ def test_update_bn_inside_averaged_is_the_averages_until_the_next_step() -> None
         assert same(buffers(values(model)), fitted)
     train(model, optimizer, 1, first=5)
     assert same(buffers(belay.average_state_dict()), buffers(values(model)))
+
+
+def test_buffers_that_nobody_wrote_inside_are_saved_as_the_model_has_them() -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay]:
+        model = with_batchnorm()
+        model.register_buffer("table", torch.arange(1.0, 4.0))
+        return attached(EMA, model=model, spectators={"short": EMA})
+
+    model, optimizer, belay = made()
+    train(model, optimizer, 2)
+    with belay.averaged():
+        model[1].running_mean.fill_(3.0)
+    exported = belay.average_state_dict()
+    assert exported["table"].tolist() == [1.0, 2.0, 3.0]
+    states = [copy.deepcopy(belay.state_dict())]
+    with belay.averaged("short"):
+        model.table.fill_(7.0)  # the spectator's, not the average's
+        states.append(copy.deepcopy(belay.state_dict()))
+    weights = model.state_dict()
+    for state in states:
+        other, _, resumed = made()
+        other.load_state_dict(weights)
+        resumed.load_state_dict(state)
+        assert same(dict(resumed.average_state_dict()), dict(exported))
 
 
 def test_an_evaluation_that_writes_no_buffer_leaves_none_behind() -> None:

@@ -2,14 +2,32 @@
 
 import copy
 import io
+from collections.abc import Callable
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import torchbelay as tb
-from helpers.small import BELAY, EMA, SWINGING, attached, mlp, same, snapshot, train, values, with_batchnorm
+from helpers.small import (
+    BELAY,
+    EMA,
+    SWINGING,
+    WHERE,
+    Still,
+    attached,
+    mlp,
+    same,
+    snapshot,
+    train,
+    values,
+    with_batchnorm,
+)
 
 METHODS = {
     "belay": BELAY,
@@ -144,7 +162,7 @@ BAD_STATES = {
     "no methods": (damaged(averages__average__methods=...), "damaged"),
     "a negative step": (damaged(step=-1), "step"),
     "a step that is a string": (damaged(step="7"), "step"),
-    "no buffers": (damaged(averages__average__buffers=...), "damaged"),
+    "no flag of the buffers": (damaged(averages__average__own_buffers=...), "damaged"),
     "unknown velocities": (damaged(averages__average__velocities1={"0.weight": torch.ones(5, 3)}), "unexpected"),
     "other every": (damaged(options__every=5), "every differs: 5 in the checkpoint, 1 here; build Belay with every=5"),
     "other buffers": (damaged(options__buffers="average"), "buffers differs"),
@@ -243,8 +261,16 @@ def test_a_belay_whose_model_was_converted_loads_its_own_state() -> None:
     assert same(belay.state_dict(), state)
 
 
-def test_a_step_that_raised_is_known_to_the_checkpoint() -> None:
-    """A lagged average has moved by then; a resumed run must not move it again for the same step."""
+def test_a_lagged_average_of_an_old_state_that_has_moved_already_is_refused() -> None:
+    model, optimizer, belay = attached(tb.Spring(k=0.2, m1=float("inf"), m2=1.0))
+    train(model, optimizer, 2)
+    before = snapshot(model, belay)
+    with pytest.raises(ValueError, match=r"saved by version 0\.1\.0 after a step that raised.*\['ahead'\] = 0"):
+        belay.load_state_dict(copy.deepcopy(belay.state_dict()) | {"format": 1, "ahead": 1})
+    assert same(snapshot(model, belay), before)
+
+
+def test_a_step_that_raised_leaves_no_trace_in_the_checkpoint() -> None:
     lagged = tb.Spring(k=0.2, m1=float("inf"), m2=1.0)
 
     def fail(*_: object) -> None:
@@ -302,3 +328,243 @@ def test_a_learning_rate_given_by_hand_and_refused_does_not_stay() -> None:
     belay.before_step(lr=0.1)
     belay.after_step()
     assert belay.step == 1
+
+
+# What a method is -----------------------------------------------------------------------------------------------------
+
+# Without other processes torch warns that it writes and reads alone.
+ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninit:UserWarning")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A schedule of a user's own."""
+
+    rate: float
+
+    def __call__(self, step: int) -> float:
+        return self.rate
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A method of a user's own."""
+
+    schedule: Callable[[int], float]
+
+    def coupling(self, step: int, lr: float) -> tb.Coupling:
+        return tb.Coupling(0.0, self.schedule(step), 1.0, self.schedule(step))
+
+
+class Attributed:
+    """A method without a repr."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def coupling(self, step: int, lr: float) -> tb.Coupling:
+        return tb.Coupling(0.0, self.rate, 1.0, self.rate)
+
+
+def by_file(source: tb.Belay, target: tb.Belay, folder: Path) -> None:
+    target.load_state_dict(through_a_file(source.state_dict()))
+
+
+def by_directory(source: tb.Belay, target: tb.Belay, folder: Path) -> None:
+    dcp.save({"belay": source}, checkpoint_id=folder)
+    dcp.load({"belay": target}, checkpoint_id=folder)
+
+
+WAYS = pytest.mark.parametrize("through", [by_file, by_directory])
+EQUAL = {
+    "a half-life": (tb.methods.ema(half_life=50), tb.methods.ema(half_life=50.0)),
+    "a momentum": (tb.methods.heavy_ball(0), tb.methods.heavy_ball(0.0)),
+    "a schedule": (Scheduled(Constant(1)), Scheduled(Constant(1.0))),
+    "an attribute": (Attributed(1), Attributed(1.0)),
+}
+UNEQUAL = {
+    "a half-life": (tb.methods.ema(half_life=50), tb.methods.ema(half_life=50.5)),
+    "a schedule": (Scheduled(Constant(0.5)), Scheduled(Constant(0.25))),
+    "an attribute": (Attributed(0.5), Attributed(0.25)),
+    "Spring.ema and ema": (tb.Spring.ema(decay=0.9), tb.methods.ema(0.9)),
+}
+
+
+@ALONE
+@WAYS
+@pytest.mark.parametrize(("one", "other"), EQUAL.values(), ids=EQUAL)
+def test_numbers_of_a_method_are_compared_as_numbers(one: Any, other: Any, through: Any, tmp_path: Path) -> None:
+    model, optimizer, belay = attached(one)
+    train(model, optimizer, 2)
+    _, _, resumed = attached(other)
+    through(belay, resumed, tmp_path)
+    assert resumed.step == 2
+    assert same(resumed.state_dict(), belay.state_dict())
+
+
+@ALONE
+@WAYS
+@pytest.mark.parametrize(("one", "other"), UNEQUAL.values(), ids=UNEQUAL)
+def test_another_method_is_refused_and_nothing_changes(one: Any, other: Any, through: Any, tmp_path: Path) -> None:
+    model, optimizer, belay = attached(one)
+    train(model, optimizer, 2)
+    other_model, _, resumed = attached(other)
+    before = snapshot(other_model, resumed)
+    with pytest.raises(BaseException, match=r"differs: .* in the checkpoint|Missing key"):  # CheckpointException
+        through(belay, resumed, tmp_path)
+    assert same(snapshot(other_model, resumed), before)
+
+
+def test_a_schedule_that_cannot_be_told_is_refused_at_save_with_the_cure() -> None:
+    model, optimizer, belay = attached(Scheduled(lambda step: 0.1))
+    train(model, optimizer, 2)
+    with pytest.raises(ValueError, match=r"Scheduled\.schedule=<function .* make it a dataclass .* with __call__"):
+        belay.state_dict()
+    train(model, optimizer, 1, first=2)  # the training can go on
+    assert belay.step == 3
+
+
+def test_an_average_of_such_a_method_can_still_be_exported(tmp_path: Path) -> None:
+    _, _, belay = attached(Scheduled(lambda step: 0.1))
+    belay.save_average(tmp_path / "average.safetensors")
+
+
+@ALONE
+@WAYS
+def test_a_field_added_by_a_later_version_leaves_checkpoints_readable(through: Any, tmp_path: Path) -> None:
+    later = make_dataclass("ema", [("extra", float, field(default=0.0))], bases=(tb.methods.ema,), frozen=True)
+    later.__module__ = tb.methods.ema.__module__
+    model, optimizer, belay = attached(tb.methods.ema(0.9))
+    train(model, optimizer, 2)
+    _, _, resumed = attached(later(0.9))
+    through(belay, resumed, tmp_path / "new")
+    assert resumed.step == 2
+    _, _, back = attached(tb.methods.ema(0.9))
+    through(resumed, back, tmp_path / "old")
+    assert back.step == 2
+
+
+def test_a_sum_of_weights_beyond_2_to_the_63_resumes() -> None:
+    method = tb.methods.schedule_free(0.9, r=6.0)
+    model = mlp()
+    optimizer = Still(model.parameters(), lr=1e9)
+    belay, (_, _, resumed) = tb.Belay(model, optimizer, method), attached(method)
+    for _ in range(5):
+        optimizer.step()
+    assert max(belay.state_dict()["averages"]["average"]["memories"]["0.weight"]) > 2**63
+    by_file(belay, resumed, Path())
+    assert same(resumed.state_dict(), belay.state_dict())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1.0, True, "1"], ids=str)
+def test_a_memory_that_is_no_number_is_refused(bad: Any) -> None:
+    model, optimizer, belay = attached(tb.methods.heavy_ball(0.9))
+    train(model, optimizer, 2)
+    state = copy.deepcopy(belay.state_dict())
+    state["averages"]["average"]["memories"]["0.weight"][1] = bad
+    with pytest.raises(ValueError, match=r"memory of '0.weight' .* damaged"):
+        belay.load_state_dict(state)
+
+
+@ALONE
+def test_a_directory_that_was_made_a_file_loads(tmp_path: Path) -> None:
+    """Torch's conversion leaves empty dicts out."""
+    model, optimizer, belay = attached(EMA, spectators={"short": tb.methods.swa()})
+    train(model, optimizer, 2)
+    dcp.save({"belay": belay}, checkpoint_id=tmp_path / "directory")
+    dcp_to_torch_save(tmp_path / "directory", tmp_path / "file.pt")
+    _, _, resumed = attached(EMA, spectators={"short": tb.methods.swa()})
+    resumed.load_state_dict(torch.load(tmp_path / "file.pt", weights_only=True)["belay"])
+    assert same(resumed.state_dict(), belay.state_dict())
+
+
+# Inference mode -------------------------------------------------------------------------------------------------------
+
+INFERENCE: dict[str, Callable[[nn.Module, torch.optim.Optimizer, tb.Belay, Any], object]] = {
+    "load": lambda model, optimizer, belay, state: belay.load_state_dict(state),
+    "load what was saved in it": lambda model, optimizer, belay, state: belay.load_state_dict(copy.deepcopy(state)),
+    "reset": lambda model, optimizer, belay, state: belay.reset(),
+    "copy to the model": lambda model, optimizer, belay, state: belay.copy_to_model(),
+    "save inside averaged": lambda model, optimizer, belay, state: saved_inside(belay),
+    "export": lambda model, optimizer, belay, state: model.load_state_dict(belay.average_state_dict()),
+}
+
+
+def saved_inside(belay: tb.Belay) -> None:
+    with belay.averaged():
+        state = belay.state_dict()
+    belay.load_state_dict(state)
+
+
+@pytest.mark.parametrize("what", INFERENCE)
+@pytest.mark.parametrize("buffers", ["average", "copy"])
+@pytest.mark.parametrize("method", ["swinging", "heavy ball", "ema"])
+def test_nothing_of_inference_mode_stays(what: str, buffers: str, method: str) -> None:
+    """A tensor made there can be written to nowhere else: the next step would raise."""
+    options = {"buffers": buffers, "start": 1}
+    runs = [attached(METHODS[method], model=with_batchnorm(), **options) for _ in range(2)]
+    for i, (model, optimizer, belay) in enumerate(runs):
+        train(model, optimizer, 3)
+        if buffers == "copy":
+            with belay.averaged():
+                model[1].running_mean.fill_(0.25)
+        state = copy.deepcopy(belay.state_dict())
+        with torch.inference_mode(i == 1):
+            INFERENCE[what](model, optimizer, belay, state)
+        train(model, optimizer, 2, first=3)
+    (model, _, belay), (other, _, other_belay) = runs
+    assert same(snapshot(other, other_belay), snapshot(model, belay))
+    found = other_belay.state_dict()["averages"]["average"]
+    assert not any(t.is_inference() for kind in ("weights", "velocities1", "buffers") for t in found[kind].values())
+
+
+@pytest.mark.parametrize("impl", ["foreach", "triton"])
+def test_steps_in_inference_mode_are_like_any_others(impl: str) -> None:
+    """As of a search that needs no gradients: the count of steps on the device is written to later, too."""
+    found = []
+    for inside in (False, True):
+        model = with_batchnorm().to(WHERE)
+        belay = tb.Belay(model, None, tb.methods.power_ema(sigma_rel=0.1), impl=impl)
+        for step in range(3):
+            with torch.inference_mode(inside and step < 2):
+                belay.before_step()
+                for p in model.parameters():
+                    p.data.add_(1.0)
+                belay.after_step()
+        belay.load_state_dict(belay.state_dict())
+        found.append((belay.step, belay.average_state_dict()))
+    assert same(*found)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_belay_made_or_begun_in_inference_mode_is_like_any_other(loads: bool) -> None:
+    model, optimizer, belay = attached(SWINGING, model=with_batchnorm(), buffers="average")
+    other = with_batchnorm()
+    other_optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    with torch.inference_mode():
+        made = tb.Belay(other, other_optimizer, SWINGING, buffers="average", start=int(loads))
+        if loads:
+            begun = copy.deepcopy(belay.state_dict())
+            begun["options"]["start"] = 1
+            made.load_state_dict(begun)
+    for each, steps in ((model, optimizer), (other, other_optimizer)):
+        train(each, steps, 3)
+    assert same(made.average_state_dict(), belay.average_state_dict())
+
+
+def test_a_method_that_changed_since_it_was_given_is_refused_when_it_is_saved() -> None:
+    class Restless:
+        def __init__(self) -> None:
+            self.last, self._count = 0, 0
+
+        def coupling(self, step: int, lr: float) -> tb.Coupling:
+            self._count += 1  # nobody's business but its own
+            self.last = step if step > 3 else 0
+            return tb.Coupling(0.0, 0.1, 1.0, 0.1)
+
+    model, optimizer, belay = attached(Restless())
+    train(model, optimizer, 3)
+    belay.state_dict()
+    train(model, optimizer, 1, first=3)
+    with pytest.raises(ValueError, match=r"Restless has changed since .*last=0.*last=4.*underscore"):
+        belay.state_dict()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,64 @@ def test_file_and_folder_are_on_the_disk_before_anybody_is_told(
     belay.save_average(tmp_path / "average")
     assert calls == ["file", "name", "folder"]
     assert same(load_file(tmp_path / "average"), dict(sorted(belay.average_state_dict().items())))
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], type[OSError], str]] = {
+    "a folder": (lambda folder: folder, IsADirectoryError, "is a folder; give the name of a file in it"),
+    "a folder that is not there": (lambda folder: f"{folder}/new/", IsADirectoryError, "is a folder; give the name"),
+    "a link to a folder": (lambda folder: linked(folder / "link", folder), IsADirectoryError, "is a folder"),
+    "no folder": (lambda folder: folder / "none" / "a", FileNotFoundError, "there is no folder '.*none'; make it"),
+    "a file as a folder": (lambda folder: folder / "old" / "a", FileNotFoundError, "there is no folder '.*old'; make"),
+    "a link to nowhere": (
+        lambda folder: linked(folder / "link", folder / "none" / "a"),
+        FileNotFoundError,
+        "there is no folder '.*none'; make it first",
+    ),
+    "a circle of links": (
+        lambda folder: linked(folder / "link", linked(folder / "other", folder / "link")),
+        OSError,
+        "leads back to itself; remove it",
+    ),
+    "a pipe": (lambda folder: os.mkfifo(folder / "pipe") or folder / "pipe", OSError, "is not a file but a device, a"),
+    "no name": (lambda folder: "", IsADirectoryError, "path='' is a folder"),
+}
+
+
+def linked(link: Path, to: Path) -> Path:
+    link.symlink_to(to)
+    return link
+
+
+@pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_path_where_no_file_can_be_is_refused_before_anything_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Any], error: type[OSError], message: str
+) -> None:
+    _, _, belay = trained()
+    (tmp_path / "old").write_text("old")
+    path = make(tmp_path)
+    there = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(tb.Belay, "average_state_dict", lambda *_, **__: pytest.fail("the average was copied"))
+    with pytest.raises(error, match=message):
+        belay.save_average(path)
+    assert sorted(tmp_path.iterdir()) == there
+    assert (tmp_path / "old").read_text() == "old"
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["to a file", "to no file yet"])
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path, exists: bool) -> None:
+    _, _, belay = trained()
+    (tmp_path / "store").mkdir()
+    target = tmp_path / "store" / "run1"
+    if exists:
+        target.write_text("old")
+    second = linked(tmp_path / "latest", Path("store/run1"))
+    link = linked(tmp_path / "link", second)
+    belay.save_average(link)
+    assert link.is_symlink()
+    assert second.is_symlink()
+    assert not target.is_symlink()
+    assert same(load_file(target), dict(sorted(belay.average_state_dict().items())))
+    assert list((tmp_path / "store").iterdir()) == [target]
 
 
 def test_a_file_that_was_never_written_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

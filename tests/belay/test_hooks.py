@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import inf
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 import torchbelay as tb
 from helpers.problems import MLP, advance, copies, different, everything, f32, f64, same
+from helpers.small import WHERE
 from torchbelay.ops import reference
 
 BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
@@ -21,7 +22,7 @@ METHODS = {
     "belay": BELAY,
     "velocities": tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0),
     "ema": EMA,
-    "ema, lagged": tb.Spring(k=0.2, m1=inf, m2=1.0),  # moves before the step
+    "ema, lagged": tb.Spring(k=0.2, m1=inf, m2=1.0),
     "swa": tb.methods.swa(),
     "lookahead": tb.methods.lookahead(k=3),
     "heavy ball": tb.methods.heavy_ball(0.5),  # remembers learning rates
@@ -38,7 +39,7 @@ class Run:
     def __init__(
         self, method: Any, kind: type[Optimizer] = torch.optim.AdamW, dtype: torch.dtype = f32, **options: Any
     ) -> None:
-        self.model = MLP.model(dtype)
+        self.model = MLP.model(dtype).to(WHERE if options.get("impl") == "triton" else "cpu")
         self.optimizer = kind(self.model.parameters(), lr=0.02)
         self.belay = tb.Belay(self.model, self.optimizer, method, **options)
 
@@ -390,3 +391,134 @@ def agree(run: Run, other: Run) -> None:
             torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-14)
         else:
             assert value == theirs[name]
+
+
+# What a closure sees, and may not do
+
+
+@every_method
+@pytest.mark.parametrize("impl", ["foreach", "triton"])
+def test_inside_a_closure_the_average_is_that_of_the_last_step(how: str, impl: str) -> None:
+    """Trainers evaluate the loss inside `optimizer.step(closure)`, and a teacher with it."""
+    if impl == "triton":
+        pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this platform")
+    run = Run(METHODS[how], impl=impl)
+    run.train(range(3))
+    outside, seen = dict(run.belay.average_state_dict()), []
+
+    def closure() -> Tensor:
+        seen.append((dict(run.belay.average_state_dict()), run.belay.step))
+        with run.belay.averaged():
+            seen.append((dict(run.model.state_dict()), run.belay.step))
+            seen[-1] = copy.deepcopy(seen[-1])
+        run.optimizer.zero_grad()
+        loss = MLP.loss(run.model, 3)
+        loss.backward()
+        return loss
+
+    run.optimizer.step(closure)
+    for average, step in seen:
+        assert different(average, outside) == []
+        assert step == 3
+    other = Run(METHODS[how], impl=impl)
+    other.train(range(4))
+    assert different(run.everything(), other.everything()) == []
+
+
+@pytest.mark.parametrize("what", ["reset", "copy_to_model", "load_state_dict"])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, tb.optim.AdamW], ids=["torch", "ours"])
+def test_what_rewrites_averages_or_weights_is_refused_inside_a_step(what: str, kind: type[Optimizer]) -> None:
+    run = Run(BELAY, kind)
+    run.train(range(3))
+    before = run.everything()
+    arguments = [copy.deepcopy(run.belay.state_dict())] if what == "load_state_dict" else []
+
+    def closure() -> Tensor:
+        getattr(run.belay, what)(*arguments)
+        raise AssertionError("it was not refused")
+
+    with pytest.raises(RuntimeError, match=rf"{what}\(\) inside optimizer\.step\(\).*between two steps"):
+        run.optimizer.step(closure)
+    assert different(run.everything(), before) == []
+    with pytest.raises(Stop):
+        run.optimizer.step(stop)
+    getattr(run.belay, what)(*arguments)  # after a step that raised it is allowed
+    run.train(range(3, 5))
+
+
+def test_a_belay_that_is_made_inside_a_step_begins_with_the_next() -> None:
+    run, made = Run(BELAY), []
+
+    def closure() -> Tensor:
+        made.append(tb.Belay(run.model, run.optimizer, EMA))
+        loss = MLP.loss(run.model, 0)
+        loss.backward()
+        return loss
+
+    run.optimizer.step(closure)
+    run.train(range(1, 3))
+    assert (run.belay.step, made[0].step) == (3, 2)
+
+
+# A step that is stopped in the middle
+
+
+@pytest.mark.parametrize("how", ["belay", "ema"])
+@pytest.mark.parametrize("cure", ["reset", "load_state_dict"])
+def test_a_step_that_is_stopped_while_averages_move_is_not_built_upon(how: str, cure: str, monkeypatch) -> None:
+    run = Run(METHODS[how], spectators={"short": tb.Spring.ema(decay=0.5)})
+    run.train(range(3))
+    good = copy.deepcopy(run.belay.state_dict())
+    lerp, calls = torch._foreach_lerp_, []
+
+    def failing(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise MemoryError("in the middle")
+        lerp(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_foreach_lerp_", failing)
+        with pytest.raises(MemoryError):
+            run.train(range(3, 4))
+    weights = copies(run.model.parameters())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"stopped while weights and averages moved.*load_state_dict.*reset"):
+            run.train(range(4, 5))
+    assert all(map(same, copies(run.model.parameters()), weights))
+    getattr(run.belay, cure)(*([good] if cure == "load_state_dict" else []))
+    run.train(range(4, 6))
+
+
+def test_a_block_that_a_closure_enters_and_does_not_leave_is_told() -> None:
+    """The optimizer updates what is in the model, and that is the average."""
+    run = Run(EMA)
+    run.train(range(3))
+    weights = copies(run.model.parameters())
+    with ExitStack() as stack:
+
+        def closure() -> Tensor:
+            stack.enter_context(run.belay.averaged())
+            loss = MLP.loss(run.model, 3)
+            loss.backward()
+            return loss
+
+        with pytest.raises(RuntimeError, match=r"averaged\('average'\) was entered inside the step and not left"):
+            run.optimizer.step(closure)
+    assert all(map(same, copies(run.model.parameters()), weights))
+    with pytest.raises(RuntimeError, match="stopped while weights and averages moved"):
+        run.train(range(3, 4))
+    run.belay.reset()
+    run.train(range(3, 4))
+
+
+def test_what_is_left_of_a_step_that_was_stopped_is_not_saved_without_a_word(monkeypatch) -> None:
+    run = Run(BELAY)
+    run.train(range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_foreach_lerp_", stop)
+        with pytest.raises(Stop):
+            run.train(range(3, 4))
+    for use in (run.belay.state_dict, run.belay.average_state_dict):
+        with pytest.warns(tb.BelayWarning, match=r"have moved and some have not.*load_state_dict\(\)"):
+            use()

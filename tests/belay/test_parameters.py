@@ -154,6 +154,27 @@ def test_a_parameter_that_is_gone_from_model_and_optimizer_is_forgotten() -> Non
     assert list(belay.average_state_dict()) == list(mlp().state_dict())
 
 
+def test_a_layer_that_leaves_before_the_averages_begin_does_no_harm() -> None:
+    model = nn.Sequential(*mlp(), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD([{"params": model[:3].parameters()}, {"params": model[3].parameters()}], lr=0.1)
+    belay = tb.Belay(model, optimizer, BELAY, start=2)
+    del model[3], optimizer.param_groups[1]
+    assert set(belay.state_dict()["averages"]["average"]["weights"]) == set(values(model))
+    watching = tb.Belay(model, optimizer, EMA)  # asks what the other one pulls
+    train(model, optimizer, 3)
+    assert (belay.step, watching.step) == (3, 3)
+
+
+def test_numbers_to_log_are_those_of_the_groups_as_they_are() -> None:
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.3}]
+    optimizer = torch.optim.SGD(groups)
+    belay = tb.Belay(model, optimizer, EMA)
+    del optimizer.param_groups[0]  # frozen from now on
+    assert belay.stats()["effective_lr"] == 0.3
+    assert "effective_lr/1" not in belay.stats()
+
+
 @pytest.mark.parametrize(
     ("weights", "asked", "average"),
     [

@@ -1,9 +1,5 @@
 """The swap of weights and average when something goes wrong in the middle of it."""
 
-import os
-import signal
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +7,7 @@ from torch import nn
 import torchbelay as tb
 from helpers import seams
 from helpers.operations import Operations
-from helpers.small import EMA, attached, same, snapshot, train, values
+from helpers.small import EMA, attached, same, snapshot, train
 
 
 def test_memory_that_runs_out_while_swapping_leaves_everything_as_it_was(monkeypatch) -> None:
@@ -32,46 +28,6 @@ def test_memory_that_runs_out_while_swapping_leaves_everything_as_it_was(monkeyp
     assert asked.names.count("_foreach_copy_") == 8  # two pieces went there and back
     assert same(snapshot(model, belay), before)
     train(model, optimizer, 1, first=3)  # and no block is left open
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt, in a process that was started to ignore it too."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("at", [0, 2], ids=["entering", "leaving"])
-def test_an_interrupt_in_the_middle_of_a_swap_waits_until_it_is_done(at: int) -> None:
-    model, optimizer, belay = attached(EMA)
-    train(model, optimizer, 3)
-    before = snapshot(model, belay)
-    entered = []
-
-    def interrupt(name: str, done: list[str]) -> None:
-        if name == "_foreach_copy_" and done.count(name) == at:  # the first of the two copies that trade places
-            os.kill(os.getpid(), signal.SIGINT)
-
-    handler = signal.getsignal(signal.SIGINT)
-    with Operations(interrupt) as asked, pytest.raises(KeyboardInterrupt), belay.averaged():
-        entered.append(True)
-    assert bool(entered) is (at == 2)
-    assert asked.names.count("_foreach_copy_") == 4  # there and back
-    assert signal.getsignal(signal.SIGINT) is handler
-    assert same(snapshot(model, belay), before)
-
-
-def test_a_model_that_is_converted_inside_keeps_its_weights_and_says_so() -> None:
-    model, optimizer, belay = attached(EMA)
-    train(model, optimizer, 3)
-    weights, average = values(model), belay.average_state_dict()
-    with pytest.warns(tb.BelayWarning, match="converted to torch.bfloat16 inside averaged"), belay.averaged():
-        model.bfloat16()
-    assert same(values(model), {name: w.bfloat16() for name, w in weights.items()})
-    kept = belay.state_dict()["averages"]["average"]["weights"]
-    assert same(kept, {name: w.bfloat16().float() for name, w in average.items()})
 
 
 def test_a_graph_made_before_the_swap_is_not_silently_wrong_after_it() -> None:

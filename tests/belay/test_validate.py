@@ -1,6 +1,7 @@
 """Bad input gets a clear error, and a refused call changes nothing."""
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -44,7 +45,46 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "no module": (lambda m, o: tb.Belay([1, 2], o, EMA), TypeError, "model=list is not a torch.nn.Module"),
     "no optimizer": (lambda m, o: tb.Belay(m, "adam", EMA), TypeError, "optimizer=str .* before_step"),
     "a number for a method": (lambda m, o: tb.Belay(m, o, 0.999), TypeError, "method=0.999 is neither"),
-    "a class for a method": (lambda m, o: tb.Belay(m, o, tb.methods.lookahead), TypeError, "class; give an instance"),
+    "a class for a method": (
+        lambda m, o: tb.Belay(m, o, tb.methods.lookahead),
+        TypeError,
+        r"method=lookahead was not called; .* as lookahead\(\.\.\.\)",
+    ),
+    "a constructor for a method": (
+        lambda m, o: tb.Belay(m, o, tb.Spring.ema),
+        TypeError,
+        r"method=Spring\.ema was not called; .* as Spring\.ema\(\.\.\.\)",
+    ),
+    "a function of the library for a method": (
+        lambda m, o: tb.Belay(m, o, tb.methods.belay),
+        TypeError,
+        r"method=belay was not called; .* as belay\(\.\.\.\)",
+    ),
+    "a half-made method": (
+        lambda m, o: tb.Belay(m, o, functools.partial(tb.methods.ema, decay=0.9)),
+        TypeError,
+        "method=ema was not called",
+    ),
+    "a constructor for a spectator": (
+        lambda m, o: tb.Belay(m, o, EMA, spectators={"s": tb.Spring.for_steps}),
+        TypeError,
+        r"Spring\.for_steps was not called",
+    ),
+    "a rule that returns a constructor": (
+        lambda m, o: tb.Belay(m, o, lambda n, p: tb.Spring.ema),
+        TypeError,
+        r"the method for 'average', Spring\.ema, was not called",
+    ),
+    "a rule of one argument": (
+        lambda m, o: tb.Belay(m, o, lambda name: EMA),
+        TypeError,
+        r"is a function of \(name\), and it is called with a name and a parameter",
+    ),
+    "a rule of three arguments": (
+        lambda m, o: tb.Belay(m, o, lambda name, p, group: EMA),
+        TypeError,
+        r"is a function of \(name, p, group\), .*missing a required argument: 'group'",
+    ),
     "a rule that returns none": (lambda m, o: tb.Belay(m, o, lambda n, p: 3), TypeError, r"no coupling\(step, lr\)"),
     "a method that returns a number": (lambda m, o: tb.Belay(m, o, NoCoupling()), TypeError, "not a Coupling"),
     "nothing to average": (lambda m, o: tb.Belay(m, o, lambda n, p: None), ValueError, "nothing to average"),

@@ -56,14 +56,15 @@ def take(
     count: Counter | None = None,
 ) -> None:
     """Take one step with the backend around it; `updates` are added to the weights of the first move."""
-    if not backend.is_current():  # asked before every step
-        backend.forget()
+    groups = [move.group for move in moves]
+    if not backend.is_current() or getattr(backend, "known", None) != groups:  # asked before every step
+        backend.remember(groups)
+        backend.known = groups
     step = backend.prepare(moves, count or Counter())
-    step.before(keep)
     if keep is None or keep:
         for t, by in zip(moves[0].group.w1, updates or [], strict=bool(updates)):
             t += by
-    step.after(keep)
+    step.finish(keep)
     if count is not None:
         count.count += 1 if keep is None else int(keep)
 

@@ -57,6 +57,20 @@ class Copies(TorchDispatchMode):
         return out
 
 
+class Scarcity(TorchDispatchMode):
+    """Lets memory run out for every copy of more than a number of elements."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.refused, self._elements = 0, elements
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clone.default and args[0].numel() > self._elements:
+            self.refused += 1
+            raise MemoryError("exhausted")
+        return func(*args, **kwargs or {})
+
+
 class Allocations(TorchDispatchMode):
     """Lists how many elements each operation newly allocates; views of its arguments do not count."""
 

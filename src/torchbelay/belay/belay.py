@@ -1,28 +1,31 @@
 """The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from torchbelay._version import __version__
-from torchbelay.ops import arithmetic
 from torchbelay.physics import arguments
+from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
+from torchbelay.physics.warnings import warn
 
-from . import checkpoint, export, modules, shard
-from .average import MAIN, Average, Entry, Rule, as_rule, describe, local_parts
+from . import checkpoint, company, export, files, modules, shard
+from .average import MAIN, Average, Rule, as_rule
 from .averages import Averages
 from .clock import Clock
-from .hooks import StepHooks
 from .options import OptionArguments, Options
+from .signals import signals_held
+from .stats import stats
 from .stepper import Stepper
-from .swap import Swap, uninterrupted
-from .validate import check_kernels, check_model, check_optimizer, warn_of_feedback
+from .swap import Swap, overwrite
+from .unseen import Unseen
+from .validate import check_kernels, check_model, check_optimizer, pulled_by, warn_of_feedback
 
 
 class Belay:
@@ -30,12 +33,14 @@ class Belay:
 
     Args:
         model: the module whose weights are averaged, wrapped (DDP, torch.compile, …) or not.
-        optimizer: any torch.optim.Optimizer over the model's parameters. Belay averages the parameters that it holds.
-            None: call `before_step()` and `after_step()` around the update yourself; parameters that require gradients
-            are averaged.
+        optimizer: any torch.optim.Optimizer over the model's parameters, or the wrapper that accelerate, Fabric or
+            Lightning put around one. Belay averages the parameters that it holds. None: call `before_step()` and
+            `after_step()` around the update yourself; parameters that require gradients are averaged.
         method: a method of `torchbelay.methods`, a Spring, or any object with `coupling(step, lr)`. Or a function
-            (name, parameter) -> method, which returns None for a parameter that is not to be averaged.
+            (name, parameter) -> method, which returns None for a parameter that is not to be averaged. With
+            buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
+        replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
         **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
             `torchbelay.options.Options`.
 
@@ -63,12 +68,13 @@ class Belay:
         method: Method | Rule,
         *,
         spectators: Mapping[str, Method | Rule] | None = None,
+        replace: bool = False,
         **options: Unpack[OptionArguments],
     ) -> None:
         if spectators is not None and not isinstance(spectators, Mapping):
             raise TypeError(f"spectators={spectators!r} is not a dict; give each a name, as {{'short': ...}}")
         check_model(model)
-        check_optimizer(optimizer)
+        optimizer = check_optimizer(optimizer)
         self._options = Options(**options)
         hosted = self._options.hosted
         every = self._options.every
@@ -84,13 +90,17 @@ class Belay:
         for name in averages:
             if not found[name]:
                 raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
+        company.refuse_among(self._stepper, model.parameters(), "Belay(...)")
+        if not replace:
+            company.refuse_second_pull(self._stepper, pulled_by(found[MAIN]))
+        self._averages.check_buffers()
         everything = [f for each in found.values() for f in each]
         check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
         warn_of_feedback(found[MAIN], optimizer, rounding=self._options.rounding)
         if self._options.start == 0:
             self._averages.begin()
-        self._hooks = None if optimizer is None else StepHooks(optimizer, self._stepper.before, self._stepper.after)
-        self._attached = True
+        self._stepper.attach(replace=replace)
+        self._unseen = Unseen(self._averages.parameters)
 
     # The step ----------------------------------------------------------------------------------------------------
 
@@ -106,7 +116,9 @@ class Belay:
         self._refuse_inside("after_step")
         if not self._stepper.under_way:
             raise RuntimeError("after_step() without before_step(): call that right before the weights are updated")
-        self._stepper.after()
+        self._stepper.look()
+        with signals_held():
+            self._stepper.after()
 
     # The average -------------------------------------------------------------------------------------------------
 
@@ -115,34 +127,56 @@ class Belay:
         """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 
         Evaluate inside, do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`)
-        stay with the average. FSDP2 modules free their gathered weights on entering and on leaving.
+        stay with the average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its
+        copies. Signals that have a Python handler wait while weights and average trade places.
         """
-        average = self._average(name)
-        if self._stepper.swap is not None:
-            if self._stepper.swap.average.name != name:
-                raise RuntimeError(
-                    f"averaged({name!r}) inside averaged({self._stepper.swap.average.name!r}): leave that block first"
-                )
+        average, swap = self._average(name), self._stepper.swap
+        if swap is not None:
+            if swap.average.name != name:
+                raise RuntimeError(f"averaged({name!r}) inside averaged({swap.average.name!r}): leave that block first")
             yield self._model
             return
-        self._averages.refresh_names()
+        company.refuse_among(self._stepper, self._averages.parameters.all, f"averaged({name!r})")
+        self._averages.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
+        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
+        # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
-            with uninterrupted():
-                self._stepper.swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
-            yield self._model
+            try:
+                with signals_held():
+                    self._stepper.swap = swap
+                    swap.enter()
+                yield self._model
+            finally:
+                with signals_held():
+                    self._stepper.leave()
         finally:
-            with uninterrupted():
-                if self._stepper.swap is not None:
-                    self._stepper.swap.undo()
-                    self._stepper.swap = None
+            self._stepper.leave()
 
     def _average(self, name: str) -> Average:
         if name not in self._averages.each:
             raise ValueError(f"name={name!r} is no average; choose one of {', '.join(map(repr, self._averages.each))}")
         self._stepper.backend.wait()
+        self._stepper.settled_swap()
+        self._warn_before_use()
         return self._averages.each[name]
 
+    def _remember_weights(self) -> None:
+        if not self._stepper.stepped:
+            self._unseen.remember(self._averages.parameters)
+
+    def _warn_before_use(self) -> None:
+        """Warn before an average is used or saved that never moved although the weights did, or moved in part."""
+        if self._stepper.torn:
+            warn(
+                "the last step was stopped while weights and averages moved: some of these averages have moved and "
+                "some have not; load a checkpoint by load_state_dict(), or begin again by reset()"
+            )
+        seen = self._stepper.stepped or self._stepper.is_inside  # in the first step they may have moved already
+        if self._stepper.attached and not seen and not company.own_tensors():
+            self._unseen.look(self._averages.parameters, self._optimizer)
+
+    @torch.inference_mode(False)
     @torch.no_grad()
     def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
         """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
@@ -154,20 +188,11 @@ class Belay:
         at a time. Every rank must call; the other ranks get {}.
         """
         average = self._average(name)
-        state = self._export(average, shard.gathered if full else modules.copied)
-        return state if not full or shard.is_first_rank() else {}
-
-    def _export(self, average: Average, take: Callable[[Tensor], Any]) -> dict[str, Any]:
         if self._stepper.swap is None:
-            self._averages.refresh_names()
-        elif self._stepper.swap.average is average:
-            return modules.state_dict_with(self._model, {}, take)
-        buffers = modules.named_buffers(self._model)
-        own = {} if self._stepper.swap is None else self._stepper.swap.own_buffers()
-        own.update(average.buffers)
-        replaced = {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
-        replaced |= {id(buffers[key]): value for key, value in own.items() if key in buffers}
-        return modules.state_dict_with(self._model, replaced, take)
+            self._averages.follow_model()
+        take = shard.gathered if full else modules.copied
+        state = export.with_average(self._model, average, self._stepper, take)
+        return state if not full or shard.is_first_rank() else {}
 
     def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
         """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
@@ -177,10 +202,13 @@ class Belay:
         """
         export.require()
         average = self._average(name)
+        spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
+        if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
+            files.destination(path)
         state = self.average_state_dict(name, full=True)
         if not shard.is_first_rank():
             return
-        methods = dict.fromkeys(describe(e.method) for e in average.entries.values())
+        methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
         about = {
             "average": name,
             "method": "; ".join(methods) if self._averages.began else f"none before step {self._options.start}",
@@ -189,33 +217,31 @@ class Belay:
         }
         export.write(path, state, about)
 
-    @torch.no_grad()
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""
-        self._refuse_inside("copy_to_model")
+        self._refuse_now("copy_to_model")
         average = self._average(name)
-        self._averages.refresh_names()
-        entries = average.entries.values()
-        for same in (True, False):
-            arithmetic.copy_(*local_parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))
-        for key, buffer in modules.named_buffers(self._model).items():
-            if key in average.buffers:
-                buffer.copy_(average.buffers[key])
+        self._averages.follow_model()
+        overwrite(self._model, average)
+        self._remember_weights()
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def reset(self) -> None:
         """Begin every average again at the weights as they are. Call this after you loaded weights into the model."""
-        self._refuse_inside("reset")
+        self._refuse_now("reset")
         self._stepper.backend.wait()
-        self._averages.refresh_names()
+        self._averages.follow_model()
         self._averages.restart()
         self._stepper.forget_the_step()
+        self._remember_weights()
 
     # Numbers and checkpoints -----------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """The number of optimizer steps since construction; skipped steps do not count."""
+        self._stepper.settle()
         return self._clock.count
 
     @torch.no_grad()
@@ -225,85 +251,74 @@ class Belay:
         "effective_lr" is that of the optimizer's first group, "effective_lr/1", … are those of the others. If methods
         differ within a group, the group's first parameter counts. With a sharded model every rank must call.
         """
-        average, swap = self._average(MAIN), self._stepper.swap
-        entries = list(average.entries.values())
-        tension, size = self._norms(entries, swap)
-        rates: dict[str, float] = {}
-        firsts = {e.group: e for e in reversed(entries)}
-        for group in sorted(firsts):
-            rate = self._averages.effective_lr(firsts[group])
-            if rate is not None:
-                rates[f"effective_lr/{group}" if group else "effective_lr"] = rate
-        return {
-            "step": self.step,
-            "tension": tension,
-            "tension_ratio": tension / size if size else 0.0,
-            **rates,
-            "regime": ", ".join(sorted({cohort.regime for cohort in average.cohorts})),
-        }
+        self._average(MAIN)
+        return stats(self._averages, self._stepper.swap, self.step)
 
-    def _norms(self, entries: list[Entry], swap: Swap | None) -> list[float]:
-        """Return ‖w2 − w1‖ and ‖w1‖ over all ranks."""
-        alike: dict[object, list[Entry]] = {}
-        for e in entries:
-            alike.setdefault(shard.spread_like(e.w1), []).append(e)
-        squares = torch.zeros(2, dtype=torch.float64)
-        for some in alike.values():
-            w1 = [shard.local(e.w1) if swap is None else swap.weights(e) for e in some]
-            w2 = [shard.local(e.w2 if swap is None else swap.value(e, MAIN)) for e in some]
-            here = torch.stack([arithmetic.distance(w1, w2), arithmetic.norm(w1)]).square()
-            squares += shard.summed(here, some[0].w1).cpu()
-        return squares.sqrt().tolist()
-
+    @torch.inference_mode(False)
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a bit-exact resume needs, as plain tensors and numbers.
 
         Tensors are the live ones, as in torch's own state dicts, except inside `averaged()` and before the averages
         begin. Save it with torch.save, or give the Belay itself (it is `Stateful`) to torch.distributed.checkpoint.
+
+        A method is saved as its class and the fields that differ from their defaults. One that cannot be told in that
+        way, such as a lambda, is refused: make it a dataclass.
         """
         self._stepper.backend.wait()
-        if self._stepper.swap is None:
-            self._averages.refresh_names()
-        averages = self._averages.saved(self._stepper.swap, self._stepper.memories)
+        swap = self._stepper.settled_swap()
+        self._warn_before_use()
+        if swap is None:
+            self._averages.follow_model()
+        averages = self._averages.saved(swap, self._stepper.memories)
         return {
             "format": checkpoint.FORMAT,
             "step": self.step,
-            "ahead": self._stepper.ahead,
+            "ahead": 0,
             "began": int(self._averages.began),
             "options": self._options.saved(),
             "made_with": checkpoint.made_with(averages, self._options),
             "averages": averages,
         }
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()`; a state that does not fit is refused and changes nothing.
 
-        A state of one process fits a sharded model too. Use torch.distributed.checkpoint to change the number of ranks.
+        A state of one process fits a sharded model too. Shards that another rank saved are refused. Use
+        torch.distributed.checkpoint to change the number of ranks.
         """
-        self._refuse_inside("load_state_dict")
+        self._refuse_now("load_state_dict")
         self._stepper.backend.wait()
         self._averages.load(state)
-        self._stepper.resume(ahead=bool(state["ahead"]))
+        self._stepper.forget_the_step()
+        self._unseen.forget()
 
     def detach(self) -> None:
         """Remove the hooks: the optimizer is as it was, and the average can still be used."""
         self._refuse_inside("detach")
-        if self._hooks is not None:
-            self._hooks.remove()
-        self._hooks, self._attached = None, False
-        self._stepper.backend.wait()
-        self._stepper.forget_the_step()
+        self._stepper.detach()
 
     def _refuse_inside(self, what: str) -> None:
-        if self._stepper.swap is not None:
-            raise RuntimeError(f"{what}() inside averaged({self._stepper.swap.average.name!r}): leave the block first")
+        """Refuse what would go wrong while an average is in the model."""
+        if (swap := self._stepper.settled_swap()) is not None:
+            raise RuntimeError(f"{what}() inside averaged({swap.average.name!r}): leave the block first")
+
+    def _refuse_now(self, what: str) -> None:
+        """Refuse what rewrites weights or averages, inside `averaged()` or in the middle of a step."""
+        self._refuse_inside(what)
+        company.refuse_among(self._stepper, self._model.parameters(), f"{what}()")
+        if self._stepper.is_inside:
+            raise RuntimeError(
+                f"{what}() inside optimizer.step(), by its closure or a hook: the step would go on with what it took "
+                "from before; call it between two steps"
+            )
 
     def _refuse_if_attached(self, what: str) -> None:
         if self._optimizer is not None:
             raise RuntimeError(f"{what}() is for Belay(model, None, ...): here the optimizer's own hooks do it")
-        if not self._attached:
+        if not self._stepper.attached:
             raise RuntimeError(f"{what}() after detach(): this Belay no longer follows the model; make a new one")
 
     def __reduce__(self) -> Any:
@@ -324,4 +339,14 @@ class Belay:
             about = [f"begins after step {self._options.start}"]
         if len(self._averages.each) > 1:
             about.append(f"spectators {', '.join(list(self._averages.each)[1:])}")
+        if self._optimizer is None:
+            about.append("steps by hand")
         return f"Belay({'; '.join(about)}; impl={self._stepper.path()!r}; step {self.step})"
+
+
+def _label(method: Method) -> str:
+    """Return a method as a text for readers; the name of its class if a checkpoint could not tell it."""
+    try:
+        return describe(method)
+    except ValueError:
+        return type(method).__qualname__

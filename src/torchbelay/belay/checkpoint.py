@@ -1,13 +1,18 @@
 """A Belay's state as plain tensors and numbers, and the check of a state before anything is changed.
 
-format, step, ahead, began      numbers: FORMAT, the count of steps, and 0 or 1
+format, step, began             numbers: FORMAT, the count of steps, and 0 or 1
+ahead                           0; 1 in states of format 1 after a step that raised, which are refused
 options                         what must agree, by name
 made_with                       the same facts and more as names, for torch.distributed.checkpoint
 averages
     NAME                        "average", or the name of a spectator
         weights, velocities1, velocities2, buffers      tensors by the parameter's or buffer's name
-        own_buffers                                     0 if `buffers` holds zeros that are never read
-        methods, ages, memories                         by the parameter's name
+        own_buffers                                     0 if `buffers` holds zeros that are never read, else 1; for
+                                                        averaged buffers a list of [name, method, age, memory]
+        methods, ages, memories                         by the parameter's name; methods as `physics.identity` has them
+
+Format 1 is read too. There a method is its repr, and own_buffers is never a list. A state has the same names in both
+formats: torch.distributed.checkpoint does not read a directory in which one of them is missing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,16 +21,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchbelay.physics.method import Remembers
+from torchbelay.physics.identity import describe, same
+from torchbelay.physics.method import Method, Remembers
 
-from .average import Average, Entry, describe
-from .cohort import inertias
+from .average import Average, Entry, key_of
+from .buffers import follower, is_averaged
+from .cohort import Cohort, inertias
 from .options import Options
 from .shard import local, part_for, why_not_like
 
-FORMAT = 1
+FORMAT = 2
 LARGEST = 1 << 63  # what a count on a device can be
 SLOTS = {"weights": "w2", "velocities1": "v1", "velocities2": "v2"}  # what a checkpoint calls an entry's tensors
+# What may be empty: torch's conversion of a distributed checkpoint to a file leaves such dicts out.
+_EMPTY: dict[str, Any] = {"velocities1": {}, "velocities2": {}, "buffers": {}, "memories": {}}
+
+Memories = Mapping[int, tuple[float, ...]]  # by a method's id: what it remembered before a step that is under way
+Homes = Mapping[str, tuple[Tensor, torch.dtype]]  # by name: a buffer of the model, and the dtype of its average
+Row = list[Any]  # of an averaged buffer: its name, method, age and memory
 
 
 class Swapped(Protocol):
@@ -42,28 +55,50 @@ class Swapped(Protocol):
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the buffers as they are in the model now."""
 
+    def own_buffers(self) -> dict[str, Tensor]:
+        """Return the model's own buffers, by name."""
 
-def saved(
-    average: Average,
-    buffers: Mapping[str, Tensor],
-    swap: Swapped | None,
-    step: int,
-    memories: Mapping[int, tuple[float, ...]],
-) -> dict[str, Any]:
-    """Return an average as tensors and numbers, laid out the same whatever has happened so far.
 
-    If an average has no buffers of its own, zeros stand for them. They are never read, but
-    torch.distributed.checkpoint loads only into tensors that exist.
-    """
-    tensors = {kind: dict(average.tensors(slot)) for kind, slot in SLOTS.items()}
-    own = bool(average.buffers)
+# Saving ---------------------------------------------------------------------------------------------------------------
+
+
+def saved(average: Average, swap: Swapped | None, step: int, memories: Memories) -> dict[str, Any]:
+    """Return an average without its buffers as tensors and numbers, laid out the same whatever has happened so far."""
+    entries = average.entries.values()
+    weights = {e.name: e.w2 for e in entries}
     if swap is not None and swap.average is average:  # what lies in the model will not stay there
-        tensors["weights"] = {e.name: swap.value(e, average.name).clone() for e in average.entries.values()}
-        if swap.changed_buffers():
-            changed, own = swap.buffers(), True
-            buffers = {name: changed[name] for name in buffers}
-    kept = {name: b if own else torch.zeros_like(b) for name, b in buffers.items()}
-    return {**tensors, "buffers": kept, "own_buffers": int(own), **numbers(average, step, memories)}
+        weights = {e.name: swap.value(e, average.name).clone() for e in entries}
+    texts = _texts_by_id(e.method for e in entries)
+    for key, (method, text) in average.told.items():
+        if texts.get(key, text) != text:
+            raise ValueError(
+                f"the method {type(method).__qualname__} has changed since it was given to Belay, from {text} to "
+                f"{texts[key]}: no new Belay could go on from this state. What changes needs a name that begins with "
+                "an underscore"
+            )
+    return {
+        "weights": weights,
+        "velocities1": {e.name: e.v1 for e in entries if e.v1 is not None},
+        "velocities2": {e.name: e.v2 for e in entries if e.v2 is not None},
+        "methods": {e.name: texts[id(e.method)] for e in entries},
+        "ages": {e.name: step - e.born for e in entries},
+        "memories": {e.name: _memory(e.method, memories) for e in entries if isinstance(e.method, Remembers)},
+    }
+
+
+def rows(followers: Mapping[str, Cohort], step: int, memories: Memories) -> list[Row]:
+    """Return what moves averaged buffers; as a list it is one value, as `own_buffers` was in format 1."""
+    texts = _texts_by_id(c.method for c in followers.values())
+    return [[name, texts[id(c.method)], step - c.born, _memory(c.method, memories)] for name, c in followers.items()]
+
+
+def _texts_by_id(methods: Iterable[Method]) -> dict[int, str]:
+    """Return what a checkpoint says of each method, which many tensors share."""
+    return {key: describe(method) for key, method in {id(method): method for method in methods}.items()}
+
+
+def _memory(method: Method, memories: Memories) -> list[float]:
+    return list(memories.get(id(method), method.memory)) if isinstance(method, Remembers) else []
 
 
 def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> dict[str, int]:
@@ -72,59 +107,59 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
     torch.distributed.checkpoint reads into an average, and casts, before Belay can check what it read. But first it
     makes sure that every name exists: so another method, dtype or option is refused before anything has changed.
     """
-    facts = [f"{name}={value}" for name, value in options.saved().items()]
+    facts = dict.fromkeys((f"{name}={value}" for name, value in options.saved().items()), 1)
     for name, average in averages.items():
-        for each, method in average["methods"].items():
-            dtype = str(average["weights"][each].dtype).removeprefix("torch.")
-            facts.append(f"{name!r}: {method} in {dtype}")
-    return dict.fromkeys(facts, 1)
+        own = average["own_buffers"] if isinstance(average["own_buffers"], list) else []
+        pairs = [(method, average["weights"][each].dtype) for each, method in average["methods"].items()]
+        pairs += [(method, average["buffers"][each].dtype) for each, method, *_ in own]
+        for method, dtype in dict.fromkeys(pairs):
+            facts[f"{name!r}: {method} in {str(dtype).removeprefix('torch.')}"] = 1
+    return facts
 
 
-def numbers(average: Average, step: int, memories: Mapping[int, tuple[float, ...]]) -> dict[str, dict[str, Any]]:
-    """Return all of an average that is not a tensor, by parameter name; `memories` (by id) overrule a method's own."""
-    entries = average.entries.values()
-    return {
-        "methods": {e.name: describe(e.method) for e in entries},
-        "ages": {e.name: step - e.born for e in entries},
-        "memories": {
-            e.name: list(memories.get(id(e.method), e.method.memory))
-            for e in entries
-            if isinstance(e.method, Remembers)
-        },
-    }
+# Loading --------------------------------------------------------------------------------------------------------------
 
 
-def check(
+def checked(
     state: Mapping[str, Any],
     options: Options,
-    expected: Mapping[str, Mapping[str, Entry]],
-    buffers: Mapping[str, Mapping[str, Tensor]],
-) -> None:
-    """Refuse a state that does not fit `expected` (entries by average and name) and the buffers of each average."""
-    if not isinstance(state, Mapping) or not _equal(state.get("format"), FORMAT):
-        raise ValueError("this is not the state of a Belay: it needs what Belay.state_dict() returned (format 1)")
+    expected: Mapping[str, Average],
+    buffers: Mapping[str, Homes],
+) -> dict[str, Mapping[str, Any]]:
+    """Return what a state has of each average; refuse one that does not fit the averages and their buffers."""
+    if not isinstance(state, Mapping) or not any(_equal(state.get("format"), known) for known in (1, FORMAT)):
+        raise ValueError(
+            f"this is not the state of a Belay: it needs what Belay.state_dict() returned (format 1 or {FORMAT})"
+        )
     try:
         _check_options(state["options"], options)
         _same_names("averages", state["averages"], expected)
         _whole("step", state["step"])
         for flag in ("ahead", "began"):
             _flag(flag, state[flag])
-        for name, entries in expected.items():
-            saved = state["averages"][name]
+        if state["ahead"]:
+            raise ValueError(
+                "this state was saved by version 0.1.0 after a step that raised, and averages that follow the weights "
+                "before a step (lagged ones) had moved for it already; this version does not go on from there: load an "
+                "earlier state, or set state['ahead'] = 0 and let these averages take that one step twice"
+            )
+        found: dict[str, Mapping[str, Any]] = {}
+        for name, average in expected.items():
+            found[name] = saved = _EMPTY | state["averages"][name]
             if not _named("weights", saved["weights"]):
                 raise ValueError(f"this state of a Belay is damaged: its average {name!r} holds no weights")
-            _check_average(name, saved, entries, step=state["step"])
-            _flag("own_buffers", saved["own_buffers"])
-            _same_names(f"buffers of average {name!r}", saved["buffers"], buffers[name])
-            for each, tensor in saved["buffers"].items():
-                _fits(f"buffer {each!r} in average {name!r}", tensor, buffers[name][each])
+            _check_average(average, saved, state["step"], state["format"])
+            _check_buffers(average, saved, buffers[name], state["format"], averaged=options.buffers == "average")
+            if isinstance(saved["own_buffers"], list):
+                _check_rows(average, saved["own_buffers"], state["step"])
+        return found
     except (KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}") from problem
 
 
 def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
-    """Write a checked state into an average's tensors and counts."""
-    methods: dict[tuple[Any, ...], Remembers] = {}
+    """Write a checked state, all but its buffers, into an average's tensors and counts."""
+    methods: dict[tuple[Any, ...], Any] = {}
     for e in average.entries.values():
         for kind, slot in SLOTS.items():
             if e.name in saved[kind]:
@@ -133,14 +168,34 @@ def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
         e.born = step - saved["ages"][e.name]
         if isinstance(e.method, Remembers):
             memory = tuple(saved["memories"][e.name])
-            key = (describe(e.method), e.group, e.born, memory)
+            key = (key_of(e.method), e.group, e.born, memory)
             if key not in methods:
-                methods[key] = e.method.fresh()
-                methods[key].remember(memory)
-            e.method = methods[key]  # type: ignore[assignment]  # fresh() of a method is one
-    buffers = saved["buffers"].items() if saved["own_buffers"] else ()
-    average.buffers = {name: tensor.detach().clone() for name, tensor in buffers}
+                methods[key] = _remembering(e.method, memory)
+            e.method = methods[key]
     average.regroup()
+
+
+def restored_followers(average: Average, saved: Mapping[str, Any], step: int) -> dict[str, Cohort]:
+    """Return what moves averaged buffers from now on. In format 1 they had the age of the first parameter."""
+    found: dict[str, Cohort] = {}
+    alike: dict[tuple[Any, ...], Cohort] = {}
+    known = saved["own_buffers"] if isinstance(saved["own_buffers"], list) else []
+    first = next(iter(saved["ages"].values()))
+    numbers = {name: (age, tuple(memory)) for name, _, age, memory in known}
+    for name, cohort in average.followers.items():
+        age, memory = numbers.get(name, (first, ()))
+        key = (key_of(cohort.method), age, memory)
+        if key not in alike:
+            method = _remembering(cohort.method, memory) if isinstance(cohort.method, Remembers) else cohort.method
+            alike[key] = follower(method, step - age, average.every)
+        found[name] = alike[key]
+    return found
+
+
+def _remembering(method: Any, memory: tuple[float, ...]) -> Any:
+    new = method.fresh()
+    new.remember(memory)
+    return new
 
 
 def _check_options(saved: Mapping[str, Any], options: Options) -> None:
@@ -152,38 +207,97 @@ def _check_options(saved: Mapping[str, Any], options: Options) -> None:
             )
 
 
-def _check_average(name: str, saved: Mapping[str, Any], entries: Mapping[str, Entry], *, step: int) -> None:
-    where = f"average {name!r}"
+def _check_average(average: Average, saved: Mapping[str, Any], step: int, version: int) -> None:
+    where, entries = f"average {average.name!r}", average.entries
     for kind in ("weights", "ages", "methods"):
         _same_names(f"{kind} of {where}", saved[kind], entries)
-    swinging = [
-        (kind, slot, {e.name for e in entries.values() if inertias(e.method)[i] is not None})
-        for i, (kind, slot) in enumerate(list(SLOTS.items())[1:])
-    ]
+    texts: dict[int, tuple[str, ...]] = {}
     for e in entries.values():
-        if not _equal(saved["methods"][e.name], describe(e.method)):
-            raise ValueError(
-                f"the method of {e.name!r} in {where} differs: {saved['methods'][e.name]} in the checkpoint, "
-                f"{describe(e.method)} here; build Belay with the checkpoint's method"
-            )
+        if id(e.method) not in texts:
+            texts[id(e.method)] = _texts(e.method, version)
+        _check_method(f"{e.name!r} in {where}", saved["methods"][e.name], texts[id(e.method)])
         _fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
-        _whole(f"the age of {e.name!r}", saved["ages"][e.name])
-        if saved["ages"][e.name] > step:
-            raise ValueError(
-                f"the age of {e.name!r} in this state of a Belay is damaged: {saved['ages'][e.name]} of {step} steps"
-            )
+        _check_age(f"{e.name!r}", saved["ages"][e.name], step)
         if isinstance(e.method, Remembers):
-            memory = saved["memories"][e.name]
-            numbers = isinstance(memory, list) and all(isinstance(x, int | float) and 0 <= x < LARGEST for x in memory)
-            if not numbers or len(memory) not in (0, e.method.remembers):
-                raise ValueError(
-                    f"the memory of {e.name!r} in {where} is damaged: {memory!r}, not {e.method.remembers} numbers"
-                )
-    for kind, slot, names in swinging:
-        _same_names(f"{kind} of {where}", saved[kind], names)
-        for each in names:
+            _check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
+    for i, (kind, slot) in enumerate(list(SLOTS.items())[1:]):
+        swinging = {e.name for e in entries.values() if inertias(e.method)[i] is not None}
+        _same_names(f"{kind} of {where}", saved[kind], swinging)
+        for each in swinging:
             entry = entries[each]
             _fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
+
+
+def _check_buffers(
+    average: Average,
+    saved: Mapping[str, Any],
+    buffers: Homes,
+    version: int,
+    *,
+    averaged: bool,
+) -> None:
+    """Refuse buffers that do not fit. Averaged ones may be cast up, and in format 1 they had the model's dtype."""
+    if not (averaged and isinstance(saved["own_buffers"], list)):
+        _flag("own_buffers", saved["own_buffers"])
+    _same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
+    for name, tensor in saved["buffers"].items():
+        buffer, dtype = buffers[name]
+        here = buffer if buffer.dtype == dtype else torch.empty(buffer.shape, dtype=dtype, device="meta")
+        if averaged and isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version):
+            here = torch.empty(buffer.shape, dtype=tensor.dtype, device="meta")
+        _fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
+
+
+def _casts(found: torch.dtype, here: torch.dtype, version: int) -> bool:
+    """Whether values of one dtype may be read as another."""
+    if found.is_complex is not here.is_complex or not (here.is_floating_point or here.is_complex):
+        return False
+    return version == 1 or torch.promote_types(found, here) == here
+
+
+def _check_rows(average: Average, found: list[Any], step: int) -> None:
+    """Refuse what a state says of averaged buffers, if that differs from what would move them here."""
+    where = f"average {average.name!r}"
+    if not all(isinstance(row, list) and len(row) == 4 and isinstance(row[0], str) for row in found):
+        raise ValueError(f"own_buffers of {where} in this state of a Belay is damaged: {found!r}")
+    _same_names(f"averaged buffers of {where}", {row[0]: row for row in found}, average.followers)
+    for name, text, age, memory in found:
+        method = average.followers[name].method
+        _check_method(f"buffer {name!r} in {where}", text, _texts(method, FORMAT))
+        _check_age(f"buffer {name!r}", age, step)
+        if isinstance(method, Remembers):
+            _check_memory(f"buffer {name!r} in {where}", memory, method)
+        elif memory != []:
+            raise ValueError(f"the memory of buffer {name!r} in {where} is damaged: {memory!r}, not an empty list")
+
+
+def _texts(method: Method, version: int) -> tuple[str, ...]:
+    """Return what a checkpoint of this format may call a method."""
+    kind: Any = type(method)
+    plain = f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(method)
+    return (describe(method), plain) if version == 1 else (describe(method),)
+
+
+def _check_method(what: str, found: Any, texts: tuple[str, ...]) -> None:
+    if not isinstance(found, str) or not any(same(found, text) for text in texts):
+        raise ValueError(
+            f"the method of {what} differs: {found} in the checkpoint, {texts[0]} here; build Belay with the "
+            "checkpoint's method"
+        )
+
+
+def _check_age(what: str, age: Any, step: int) -> None:
+    _whole(f"the age of {what}", age)
+    if age > step:
+        raise ValueError(f"the age of {what} in this state of a Belay is damaged: {age} of {step} steps")
+
+
+def _check_memory(what: str, memory: Any, method: Remembers) -> None:
+    numbers = isinstance(memory, list) and all(
+        isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in memory
+    )
+    if not numbers or len(memory) not in (0, method.remembers):
+        raise ValueError(f"the memory of {what} is damaged: {memory!r}, not {method.remembers} numbers")
 
 
 def _whole(what: str, value: Any) -> None:
@@ -223,7 +337,9 @@ def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) 
         raise ValueError(f"{what} is damaged: it has no values that could be copied")
     reason = why_not_like(saved, here if spread is None else spread)
     if reason is not None:
-        raise ValueError(f"{what} does not fit: {reason}; save and load by torch.distributed.checkpoint instead")
+        raise ValueError(
+            f"{what} does not fit: {reason}; save and load by torch.distributed.checkpoint, or one file per rank"
+        )
 
 
 def _same_names(what: str, saved: Any, here: Iterable[str]) -> None:

@@ -33,7 +33,8 @@ class Clock:
                     "this graph would capture an average's first step on the device; take a step before capturing, as "
                     "the optimizer needs too"
                 )
-            self._there[device] = torch.tensor(self.count, device=device)
+            with torch.inference_mode(False):  # later steps write to it, also outside
+                self._there[device] = torch.tensor(self.count, dtype=torch.int64, device=device)
         return self._there[device]
 
     def tick(self, keep: Tensor | None, *, counted: bool = False, captured: bool = False) -> None:

@@ -83,6 +83,8 @@ def varies(method: Method) -> str:
 
 def compounded(method: Method, age: int, lr: float, every: int) -> Coupling:
     """Return the coupling of step `age`, or of the last `every` steps as one."""
+    if every > 1 and varies(method) == "never":
+        return method.coupling(age, lr).compound(every)
     total = method.coupling(age - every + 1, lr)
     for step in range(age - every + 2, age + 1):
         total = total.then(method.coupling(step, lr))

@@ -1,13 +1,30 @@
-"""Writing an average as a safetensors file."""
+"""An average as the state of a plain model, and as a safetensors file."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from . import company, modules
+from .average import Average
 from .files import replacing
+from .swapped_buffers import fitting
+
+
+def with_average(
+    model: nn.Module, average: Average, member: company.Member, take: Callable[[Tensor], Any]
+) -> dict[str, Any]:
+    """Return copies of an average and of the rest of its model, wherever weights and averages are at present."""
+    if member.swap is not None and member.swap.average is average:
+        return modules.state_dict_with(model, company.own_weights(but=member), take)
+    replaced = company.own_tensors()  # wherever they are while this or another Belay has an average in the model
+    replaced |= {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
+    buffers = modules.named_buffers(model)
+    for key, value in fitting(average.buffers, buffers).items():
+        replaced[id(buffers[key])] = value.to(buffers[key].dtype)
+    return modules.state_dict_with(model, replaced, take)
 
 
 def require() -> None:

@@ -12,7 +12,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path to write to; at the end of the block that file replaces `path`, on the disk too.
 
     If the block fails, or the process is killed, the old file at `path` stays as it was. The new file has the
-    permissions that the user's files usually have.
+    permissions that the user's files usually have. A symbolic link stays, and the file that it leads to is replaced.
 
     >>> import tempfile
     >>> note = Path(tempfile.mkdtemp()) / "note"
@@ -21,7 +21,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     >>> note.read_text(), len(list(note.parent.iterdir()))
     ('all of it', 1)
     """
-    path = Path(path)
+    path = destination(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # same folder: a rename crosses no disks
     try:
         temporary.touch()
@@ -36,6 +36,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.unlink()
         raise
     _sync(path.parent)
+
+
+def destination(path: str | os.PathLike[str]) -> Path:
+    """Return the file that a path leads to, through symbolic links; refuse, with the cure, if none can be put there."""
+    real = Path(os.path.realpath(path))
+    if real.is_dir() or os.fspath(path).endswith(("/", os.sep)):
+        raise IsADirectoryError(f"path={os.fspath(path)!r} is a folder; give the name of a file in it")
+    if real.is_symlink():
+        raise OSError(f"path={os.fspath(path)!r} is a symbolic link that leads back to itself; remove it first")
+    if real.exists() and not real.is_file():
+        raise OSError(f"path={os.fspath(path)!r} is not a file but a device, a pipe or a socket; give another name")
+    if not real.parent.is_dir():
+        raise FileNotFoundError(f"path={os.fspath(path)!r}: there is no folder {str(real.parent)!r}; make it first")
+    return real
 
 
 def _sync(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Keeping weights that are nan or inf out of the averages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,43 +15,20 @@ Named = Sequence[tuple[str, Tensor]]
 class Guard:
     """Looks at the weights after each step. Averages ignore a step that leaves non-finite weights.
 
-    An average that moves before the step is copied first, so that it can be put back. Ranks that share the weights
-    come to the same answer.
+    Ranks that share the weights come to the same answer.
     """
 
     def __init__(self, *, raises: bool) -> None:
         self.raises = raises
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of a tensor: it, and a copy of it
-
-    def copy(self, tensors: Iterable[Tensor], moved: Tensor | None) -> None:
-        """Copy tensors that are about to move. If `moved` is 1 they have moved already, and the old copy stays."""
-        old, self._copies = self._copies, {}
-        for t in tensors:
-            if moved is not None and id(t) in old:
-                arithmetic.put_back_([old[id(t)][1]], [t], moved)
-                self._copies[id(t)] = old[id(t)]
-            else:
-                self._copies[id(t)] = (t, t.clone())
-
-    def forget(self) -> None:
-        """Drop the copies: the step has ended."""
-        self._copies = {}
 
     def look(self, named: Named, step: int | None) -> Tensor | None:
-        """Return 1 if the weights are finite; if not, put the copies back and return 0, or raise.
-
-        None means that the weights are known to be finite.
-        """
+        """Return 1 if the weights are finite and 0 if not, or raise; None if they are known to be finite."""
         weights = [w for _, w in named]
         good = least(arithmetic.finite([local(w) for w in weights]), weights)
         if self.raises and bool(good):
             return None
-        if self._copies:
-            tensors, copies = zip(*self._copies.values(), strict=True)
-            arithmetic.put_back_(tensors, copies, good)
         if not self.raises:
             return good
-        self.forget()
         raise FloatingPointError(
             f"{self._what(named)} after the optimizer's step{'' if step is None else f' {step}'}. No average has "
             "moved, and the weights are as the optimizer left them: load a checkpoint, or go back to the average by "
@@ -71,5 +48,5 @@ class Guard:
     def _what(self, weights: Named) -> str:
         """Name the first bad parameter, the same one on all ranks."""
         bad = [i for i, (_, w) in enumerate(weights) if not bool(arithmetic.finite([local(w)]))]
-        first = least(torch.tensor(bad[0] if bad else len(weights)), [w for _, w in weights])
+        first = least(torch.tensor(bad[0] if bad else len(weights), device="cpu"), [w for _, w in weights])
         return f"parameter {weights[int(first)][0]!r} is not finite"

@@ -1,24 +1,51 @@
-"""Hooks around every step of an optimizer, called exactly once per step."""
+"""Hooks around every step of an optimizer, called exactly once per step, for all Belays that are attached to it."""
 
 import sys
-from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
 
+from .signals import signals_held
+
+_NAME = "_torchbelay_hooks"  # the attribute of an optimizer that holds its hooks
+
+
+class Follower(Protocol):
+    """What follows the steps of an optimizer."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether `before()` has been called for the present step."""
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it may change the weights."""
+
+    def before(self) -> None:
+        """Refuse the step, or prepare for it; nothing moves."""
+
+    def look(self) -> None:
+        """Look at what the optimizer has done, and maybe raise; nothing moves."""
+
+    def after(self) -> None:
+        """Move; signals wait until all have moved."""
+
 
 class StepHooks:
-    """Calls `before()` and `after()` around each step of an optimizer, by torch's own step hooks.
+    """Calls its followers around each step of an optimizer, by torch's own step hooks.
+
+    All of them check before any of them moves. Those that pull the weights move first, so that the others see the
+    weights after the pull, whatever the order in which they were attached.
 
     A subclass whose `step` calls `super().step()` fires the hooks of both classes once the parent class has been
     instantiated. Only the outermost step counts. Steps are told apart by their frames on the stack, not by counting,
     because a step that raises never fires its second hook.
     """
 
-    def __init__(self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
-        self._before, self._after = before, after
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._followers: list[Follower] = []
         self._open = False
         self._step: FrameType | None = None  # the outermost step under way
         # Hooks stay out of compiled graphs, because they decide, count and allocate.
@@ -28,27 +55,49 @@ class StepHooks:
         ]
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._open and self._is_under_way():
+        if self.is_inside():
             return
-        self._before()
+        for each in self._followers:
+            each.before()
         self._open, self._step = True, _step_frame()
 
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._open and _step_frame() is self._step:
             self._open, self._step = False, None
-            self._after()
+            followers = self._followers
+            if len(followers) > 1:
+                followers = sorted((each for each in followers if each.under_way), key=lambda one: not one.pulls)
+            for each in followers:
+                each.look()
+            with signals_held():
+                for each in followers:
+                    each.after()
 
-    def _is_under_way(self) -> bool:
+    def is_inside(self) -> bool:
+        """Whether a step is under way, and not only begun and left by an exception."""
+        if not self._open:
+            return False
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame is not self._step:
             frame = frame.f_back
         return frame is not None
 
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._step = [], None
+    @staticmethod
+    def attach(optimizer: Optimizer, follower: Follower) -> "StepHooks":
+        """Let a follower follow an optimizer, by hooks that all followers of the optimizer share."""
+        hooks: StepHooks = vars(optimizer).get(_NAME) or StepHooks(optimizer)
+        setattr(optimizer, _NAME, hooks)
+        hooks._followers = [*hooks._followers, follower]
+        return hooks
+
+    def remove(self, optimizer: Optimizer, follower: Follower) -> None:
+        """Let a follower follow no more; the last one takes the hooks off."""
+        self._followers = [each for each in self._followers if each is not follower]
+        if not self._followers:
+            for handle in self._handles:
+                handle.remove()
+            vars(optimizer).pop(_NAME, None)
+            self._handles, self._open, self._step = [], False, None
 
 
 def _step_frame() -> FrameType | None:

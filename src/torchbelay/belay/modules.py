@@ -1,12 +1,13 @@
 """The names that a model gives its tensors, whatever wraps the model.
 
-Wrappers (DDP, torch.compile, FSDP1, activation checkpointing) are recognised by their type and looked through, at the
-root and inside; names are never cut, so that an attribute of the user's own called `module` keeps its name.
+Wrappers (DDP, torch.compile, FSDP1, activation checkpointing, Fabric) are recognised by their type and looked through,
+at the root and inside; names are never cut, so that an attribute of the user's own called `module` keeps its name.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,32 +22,38 @@ _WRAPPERS = (
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "_fsdp_wrapped_module"),
+    ("lightning.fabric.wrappers", "_FabricModule", "_forward_module"),
+    ("lightning_fabric.wrappers", "_FabricModule", "_forward_module"),
     ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper", "_checkpoint_wrapped_module"),
 )
 
 
-def _wrapped_under(module: nn.Module) -> str | None:
-    """Return the attribute that holds the wrapped module; None if `module` is not a wrapper."""
+def _wrapped_under(kind: type) -> str | None:
+    """Return the attribute that holds the wrapped module; None if `kind` is not a class of wrappers."""
     for where, name, attribute in _WRAPPERS:
-        if isinstance(module, loaded(where, name)):
+        if issubclass(kind, loaded(where, name)):
             return attribute
     return None
 
 
 def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
     """Yield every unwrapped module as (its clean prefix, the prefixes that lead to it through wrappers, the module)."""
+    # remembered for this walk only: a model has many modules of few classes
+    attribute_of: Callable[[type], str | None] = cache(_wrapped_under)
+    found: list[tuple[str, list[str], nn.Module]] = []
 
-    def visit(module: nn.Module, clean: str, spelled: str) -> Iterator[tuple[str, list[str], nn.Module]]:
+    def visit(module: nn.Module, clean: str, spelled: str) -> None:
         spellings = [spelled]
-        while (attribute := _wrapped_under(module)) is not None:
+        while (attribute := attribute_of(type(module))) is not None:
             module = getattr(module, attribute)
             spellings.append(f"{spellings[-1]}{attribute}.")
-        yield clean, spellings, module
+        found.append((clean, spellings, module))
         for name, child in module._modules.items():
             if child is not None:
-                yield from visit(child, f"{clean}{name}.", f"{spellings[-1]}{name}.")
+                visit(child, f"{clean}{name}.", f"{spellings[-1]}{name}.")
 
-    return visit(root, "", "")
+    visit(root, "", "")
+    return iter(found)
 
 
 def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
@@ -55,26 +62,27 @@ def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
     Under FSDP2 these are the sharded parameters, which the optimizer holds: gathered ones are freed first.
     """
     reshard(root)
-    return _first_names(root, lambda module: module._parameters)
+    return _first_names((prefix, module._parameters) for prefix, _, module in walk(root))
 
 
 def named_buffers(root: nn.Module) -> dict[str, Tensor]:
     """Return buffers by clean name, each once."""
-    return _first_names(root, lambda module: module._buffers)
+    return _first_names((prefix, module._buffers) for prefix, _, module in walk(root))
 
 
 def persistent_buffers(root: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that the model's own checkpoints hold, by clean name."""
-    return _first_names(
-        root, lambda m: {name: b for name, b in m._buffers.items() if name not in m._non_persistent_buffers_set}
-    )
+    """Return those of the named buffers that the model's own checkpoints hold."""
+    modules = [(prefix, module) for prefix, _, module in walk(root) if module._buffers]
+    transient = {prefix + name for prefix, module in modules for name in module._non_persistent_buffers_set}
+    named = _first_names((prefix, module._buffers) for prefix, module in modules)
+    return {name: buffer for name, buffer in named.items() if name not in transient}
 
 
-def _first_names(root: nn.Module, slots: Callable[[nn.Module], dict[str, Any]]) -> dict[str, Any]:
+def _first_names(slots: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     seen: set[int] = set()
-    for prefix, _, module in walk(root):
-        for name, tensor in slots(module).items():
+    for prefix, tensors in slots:
+        for name, tensor in tensors.items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 found[prefix + name] = tensor
@@ -138,14 +146,23 @@ def _identity(tensor: Tensor) -> tuple[Any, ...] | None:
 def _slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
     """Let the modules' parameter and buffer slots point to other tensors for a moment."""
     undo: list[tuple[dict[str, Any], str, Any]] = []
+    # Twice, for an exception may come at any line, also of putting the tensors back.
     try:
-        for _, _, module in walk(root):
-            for slots in (module._parameters, module._buffers):
-                for name, tensor in slots.items():
-                    if id(tensor) in replaced:
-                        undo.append((slots, name, tensor))
-                        slots[name] = replaced[id(tensor)]  # type: ignore[assignment]
-        yield
+        try:
+            for _, _, module in walk(root):
+                for slots in (module._parameters, module._buffers):
+                    for name, tensor in slots.items():
+                        if id(tensor) in replaced:
+                            undo.append((slots, name, tensor))
+                            slots[name] = replaced[id(tensor)]  # type: ignore[assignment]
+            yield
+        finally:
+            _put_back(undo)
     finally:
-        for slots, name, tensor in reversed(undo):
+        _put_back(undo)
+
+
+def _put_back(undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+    for slots, name, tensor in undo:
+        if slots[name] is not tensor:
             slots[name] = tensor

@@ -35,7 +35,9 @@ class Options:
         dtype: of the averages. None: float32 for float32, bfloat16 and float16 weights, else the weights' own.
         buffers: the buffers (such as BatchNorm's statistics) that go with the average. "copy": the model's own, until
             `torch.optim.swa_utils.update_bn` is run inside `averaged()`; that result is kept until the next step.
-            "average": averaged like weights, integers copied. "ignore": model and average share them.
+            "average": averaged in float32 or wider, as weights are, each by the method that `method` returns for its
+            name (at the learning rate of the optimizer's first group); integers, and those for which it returns None,
+            are copied. A buffer is never pulled. "ignore": model and average share them.
         every: couple at every N-th step only, as strongly as N steps would.
         start: begin the averages after N steps, as copies of the weights at that step; 0: at construction.
         impl: "foreach", "triton" or "reference"; "auto" is the fastest one that runs on the weights' device.
@@ -44,13 +46,13 @@ class Options:
         on_nonfinite: what to do if an averaged weight is nan or inf after the optimizer's step. "ignore": the weights
             are not looked at. "skip": averages ignore the step, it is not counted, and the weights stay as the
             optimizer left them. "raise": the same, and a FloatingPointError names the first bad parameter.
-            Costs of "skip" and "raise": the weights are read once more at every coupling; an average that moves before
-            the step is copied; optimizers of `torchbelay.optim` do not take the averages along; sharded models
-            exchange one number; "raise" waits for the device. Averages begin (at construction, `start` or `reset()`)
-            at finite weights only.
+            Costs of "skip" and "raise": the weights are read once more at every coupling; optimizers of
+            `torchbelay.optim` do not take the averages along; sharded models exchange one number; "raise" waits for
+            the device. Averages begin (at construction, `start` or `reset()`) at finite weights only.
         device: None: averages are beside their parameters. "cpu": in host memory (pinned, for a GPU), for averages
-            that only watch. On a GPU they are copied there and back, piece by piece, beside the next forward and
-            backward; code that writes to weights by hand between two steps must synchronise first.
+            that only watch; averaged buffers stay beside the model's. On a GPU averages are copied there and back,
+            piece by piece, beside the next forward and backward; code that writes to weights by hand between two steps
+            must synchronise first.
 
     >>> Options(every=4).impl
     'auto'

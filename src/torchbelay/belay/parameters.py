@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torchbelay.physics.method import Method
 
 from . import modules
-from .average import Average, Wanted
+from .average import Average, Wanted, key_of
 from .shard import reshard
 from .validate import check_method
 
@@ -71,7 +71,7 @@ class Parameters:
                     method = average.rule(name, p)
                     if method is None:
                         continue
-                    key = (_identity(method), average.name)
+                    key = (key_of(method), average.name)
                     if key not in checked:
                         check_method(
                             method,
@@ -97,12 +97,3 @@ class Parameters:
                 "initialise) before averaging it"
             )
         return names[id(p)]
-
-
-def _identity(method: Method) -> object:
-    """Return what equal methods share."""
-    try:
-        hash(method)
-    except TypeError:
-        return id(method)
-    return method

@@ -11,22 +11,22 @@ from torchbelay.ops.backend import Backend, PreparedStep
 from torchbelay.ops.step import REST, Move, Schedule
 from torchbelay.physics.method import Remembers
 
-from . import modules
-from .average import Average, buffer_weight
+from .average import Average
 from .averages import Averages
+from .buffers import BufferStep, share
 from .clock import Clock
 from .cohort import Cohort
 from .options import Options
+from .validate import pulls_weights
 
 Memories = list[tuple[Remembers, tuple[float, ...]]]
-Buffers = list[tuple[Tensor, Tensor, float]]  # an average's buffer, the model's, and the share that it takes of that
 
 
 @dataclass
 class Work:
     """The work of one step. An optimizer that can take the averages along in its own pass gets it handed over.
 
-    Such an optimizer does one of two things: it moves everything by `moves` and sets `carried`, or it calls `lead()`
+    Such an optimizer does one of two things: it moves everything by `moves` and sets `carried`, or it calls `prepare()`
     before it steps and leaves the rest to be done after its step.
     """
 
@@ -35,12 +35,12 @@ class Work:
     keep: Tensor | None  # 1 on the device if the step counts, 0 if GradScaler skips it or it leaves bad weights
     count: Clock
     capturing: bool  # the step is being recorded in a CUDA graph
-    lead: Callable[[], None]
+    prepare: Callable[[], None]
     fuse: Callable[..., Any]  # Backend.fuse
-    buffers: Buffers = field(default_factory=list)
+    buffers: list[BufferStep] = field(default_factory=list)
     memories: Memories = field(default_factory=list)  # methods that remember, with their memories before this step
-    led: Tensor | None = None  # 1 if `lead()` is already done for this step, which raised the first time
-    prepared: PreparedStep | None = None  # set by `lead()`
+    prepared: PreparedStep | None = None  # set by `prepare()`
+    begun: bool = False  # weights or averages have begun to move, and not all have moved
     carried: bool = False  # set by the optimizer
     closed: bool = False  # the step has ended, or another one has taken its place
 
@@ -56,6 +56,7 @@ class Plan:
     def __init__(self, model: nn.Module, averages: Averages, backend: Backend, options: Options) -> None:
         self._model, self._averages, self._options = model, averages, options
         self._known = [(average, average.cohorts) for average in averages]
+        self._followers = [(average, average.followers) for average in averages]
         self._began = averages.began
         self._rows: list[tuple[Average, Cohort, Schedule | None]] = [
             (average, cohort, cohort.schedule if backend.follows_schedule(cohort) else None)
@@ -63,25 +64,27 @@ class Plan:
             for cohort in cohorts
         ]
         self._on_gpu = any(cohort.w1[0].is_cuda for _, cohort, _ in self._rows)
-        self.constant = averages.began and all(cohort.constant for _, cohort, _ in self._rows)
+        followers = [cohort for _, found in self._followers for cohort in found.values()]
+        moving = [cohort for _, cohort, _ in self._rows] + followers
+        self.constant = averages.began and all(cohort.constant for cohort in moving)
         self._numbered = any(not cohort.constant and schedule is None for _, cohort, schedule in self._rows)
+        self._numbered |= any(not cohort.constant for cohort in followers)
         self._unnumbered: list[Move] | None = None
+        self.pulls = any(average.pulls and pulls_weights(cohort.method, 1e-12) for average, cohort, _ in self._rows)
 
     def is_current(self) -> bool:
-        """Whether the averages have the cohorts that this plan was made for, on the devices where they were."""
+        """Whether the averages have the cohorts that this plan was made for."""
         for average, cohorts in self._known:
             if average.cohorts is not cohorts or not average.is_current():
+                return False
+        for average, followers in self._followers:
+            if average.followers is not followers:
                 return False
         return self._averages.began == self._began
 
     def needs_step_number(self) -> bool:
         """Whether the host must know the step's number. It then waits to learn whether the last step was skipped."""
-        if not self._began or self._numbered:
-            return True
-        return not self.constant and self._averages_buffers()
-
-    def _averages_buffers(self) -> bool:
-        return self._options.buffers == "average" and any(average.buffers for average, _ in self._known)
+        return not self._began or self._numbered
 
     def is_capturing(self) -> bool:
         """Whether a step now would be recorded in a CUDA graph."""
@@ -125,22 +128,25 @@ class Plan:
 
     def _checked(self, average: Average, move: Move) -> Move:
         """Refuse a pull by an average that may only watch."""
-        if not average.pulls and any(motion.coupling.pulls for motion in move.motions):
+        if not average.pulls and move.pulls:
             kind = "average in host memory" if average.hosted else "spectator"
             raise ValueError(
                 f"the {kind} {average.name!r} may only watch, but {move.group.method!r} pulls now"  # type: ignore[attr-defined]
             )
         return move
 
-    def buffers(self, moves: list[Move]) -> Buffers:
-        """Return the buffers that the step averages. They move like the first parameter of their average."""
-        found: Buffers = []
-        if self._averages_buffers():
-            motions = {id(move.group): move.motion for move in moves}
-            now = modules.named_buffers(self._model)
-            for average, cohorts in self._known:
-                motion = motions.get(id(cohorts[0])) if cohorts else None
-                if motion is not None:
-                    weight = buffer_weight(motion.coupling)
-                    found += [(own, now[name], weight) for name, own in average.buffers.items() if name in now]
+    def buffers(self, step: int | None, lr: Callable[[Cohort], float], memories: Memories) -> list[BufferStep]:
+        """Return what the step does to averaged buffers; asks their methods as `moves` does those of the weights."""
+        found = []
+        for average, followers in self._followers:
+            shares: dict[int, float | None] = {}
+            for cohort in followers.values():
+                if id(cohort) in shares:
+                    continue
+                if isinstance(cohort.method, Remembers):
+                    memories.append((cohort.method, cohort.method.memory))
+                motion = cohort.motion(step or 0, 0.0 if cohort.group is None else lr(cohort))
+                shares[id(cohort)] = None if motion is None else share(motion.coupling)
+            now = {name: weight for name, cohort in followers.items() if (weight := shares[id(cohort)]) is not None}
+            found.append(BufferStep(average, self._averages.buffer_slots, now, self._options.dtype))
         return found

@@ -41,15 +41,31 @@ def with_local(t: Tensor, part: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Let every FSDP module hold its shards, not the full weights that it gathered for its last forward.
+    """Let every FSDP module that shards this model hold its shards, not the full weights that it gathered last.
 
     The root module keeps gathered weights until the next backward. Until then it computes with the old weights whatever
-    is written to the shards, and its parameters are not those of the optimizer.
+    is written to the shards, and its parameters are not those of the optimizer. The root may be above the model.
     """
     kind = loaded("torch.distributed.fsdp", "FSDPModule")
-    for module in model.modules() if kind else ():
+    if not kind or not kind.__subclasses__():  # fully_shard makes a class for every class that it shards
+        return
+    for module in (*model.modules(), *_roots_above(model, kind)):
         if isinstance(module, kind):
             module.reshard()
+
+
+def _roots_above(model: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    """Return the FSDP modules, of all in this process, that contain a part of the model but are not in it."""
+    # A module does not know what it is part of, and torch has no other list of its FSDP modules.
+    known = loaded("torch.distributed._composable_state", "_module_state_mapping")
+    if known == () and not isinstance(model, kind) and any(map(is_sharded, model.parameters())):
+        raise RuntimeError(
+            f"the model, {type(model).__name__}, is sharded, and this version of torch does not tell by which module; "
+            "give Belay the module on which fully_shard() was called last"
+        )
+    inside = set(model.modules())
+    others = [module for module in list(known) if isinstance(module, kind) and module not in inside]
+    return [module for module in others if not inside.isdisjoint(module.modules())]
 
 
 def is_flattened(model: nn.Module) -> bool:
@@ -96,11 +112,20 @@ def why_not_like(t: Tensor, like: Tensor) -> str | None:
     if not is_sharded(like):
         return None
     if is_sharded(t):
-        alike = (t.device_mesh, t.placements) == (like.device_mesh, like.placements)  # type: ignore[attr-defined]
-        return None if alike else "it is spread over ranks in another way in the checkpoint"
+        if (t.device_mesh, t.placements) != (like.device_mesh, like.placements):  # type: ignore[attr-defined]
+            return "it is spread over ranks in another way in the checkpoint"
+        # A mesh that was saved by torch.save knows the rank that saved it.
+        saved, here = _part(t), _part(like)
+        return None if saved == here else f"it is part {saved} in the checkpoint, of another rank, and part {here} here"
     if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in like.placements):  # type: ignore[attr-defined]
         return f"it is whole in the checkpoint, and {like.placements} here"  # type: ignore[attr-defined]
     return None
+
+
+def _part(t: Tensor) -> tuple[int, ...]:
+    """Return which part of the whole a sharded tensor holds: its place in the mesh, along the sharded dimensions."""
+    place = t.device_mesh.get_coordinate() or ()  # type: ignore[attr-defined]
+    return tuple(i for i, how in zip(place, t.placements, strict=False) if not how.is_replicate())  # type: ignore[attr-defined]
 
 
 def part_for(t: Tensor, like: Tensor) -> Tensor:

@@ -1,23 +1,24 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
 from typing import Protocol, runtime_checkable
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import choose
 
+from . import company
 from .averages import Averages
 from .clock import Clock
+from .hooks import StepHooks
 from .options import Options
-from .plan import Memories, Plan, Work
-from .shard import local
-from .states import Ahead, Idle, Skipped, State, UnderWay
+from .phantom import is_phantom
+from .plan import Plan, Work
+from .states import Idle, Skipped, State, UnderWay
 from .swap import Swap
-
-_DONE = torch.ones((), device="cpu")
+from .validate import pulled_by
 
 
 @runtime_checkable
@@ -25,7 +26,7 @@ class FusingOptimizer(Protocol):
     """An optimizer that may take the averages along in its own pass over memory."""
 
     def take_over(self, work: Work) -> bool:
-        """Whether the optimizer will, in its coming step, either carry this work out or call its `lead()`."""
+        """Whether the optimizer will, in its coming step, either carry this work out or call its `prepare()`."""
 
 
 class Stepper:
@@ -34,7 +35,7 @@ class Stepper:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, averages: Averages, options: Options, clock: Clock
     ) -> None:
-        self._model, self._optimizer, self._averages, self._options, self._clock = (
+        self._model, self.optimizer, self._averages, self._options, self._clock = (
             model, optimizer, averages, options, clock,
         )  # fmt: skip
         self.backend = choose(options.impl, rounding=options.rounding, hosted=options.hosted)
@@ -46,148 +47,207 @@ class Stepper:
         self._plan: Plan | None = None
         self.swap: Swap | None = None  # the model holds an average at present
         self.carried = False  # whether the optimizer took the averages along in the last step
+        self.stepped = False  # whether a step has been seen
+        self.successors: WeakSet[company.Member] = WeakSet()
+        self._attached = False
+        self._hooks: StepHooks | None = None
+
+    def attach(self, *, replace: bool) -> None:
+        """Follow the optimizer's steps, or wait for steps by hand."""
+        self._attached = True
+        company.join(self, replace=replace)
+        if self.optimizer is not None:
+            self._hooks = StepHooks.attach(self.optimizer, self)
+
+    def detach(self) -> None:
+        """Follow no more steps: the optimizer is as it was."""
+        if self._hooks is not None and self.optimizer is not None:
+            self._hooks.remove(self.optimizer, self)
+        self._attached, self._hooks = False, None
+        self.backend.wait()
+        self.forget_the_step()
 
     @torch.no_grad()
     def before(self) -> None:
-        """Decide what the coming step does, and do what must be done before it; w1 is never touched."""
+        """Decide what the coming step does, and prepare for it; neither weights nor averages are touched."""
         if self.swap is not None:
-            raise RuntimeError(
-                f"an optimizer step inside averaged({self.swap.average.name!r}) would train the average and lose the "
-                "weights; leave the block first"
-            )
+            self._refuse(self.swap)
+        if company.has_several():
+            company.refuse_among(self, self._averages.parameters.all, "an optimizer step")
+            company.refuse_succeeded(self)
+        if isinstance(self._state, UnderWay):
+            self._clear_away()
+        if self._is_phantom():
+            self._state = Skipped()
+            return
         self._start(self._fusing)
 
+    def _clear_away(self) -> None:
+        """End or drop a step that was stopped, or refuse to build upon it."""
+        self.settle()
+        if self._state.torn:
+            raise RuntimeError(
+                "the last step was stopped while weights and averages moved: some have moved and some have not; load a "
+                "checkpoint by load_state_dict(), or begin again at the weights as they are by reset()"
+            )
+        self._drop_the_last()
+
+    def _is_phantom(self) -> bool:
+        optimizer = self.optimizer
+        return optimizer is not None and not optimizer.state and is_phantom(optimizer, first=not self.stepped)
+
+    def _drop_the_last(self) -> None:
+        """Drop a step that raised: it has not taken place."""
+        if isinstance(self._state, UnderWay):
+            self._state.work.forget()
+            self._state.work.closed = True
+            self._state = Idle()
+
+    def _refuse(self, swap: Swap) -> None:
+        name = swap.average.name
+        if self.settled_swap() is not None:
+            raise RuntimeError(
+                f"an optimizer step inside averaged({name!r}) would train the average and lose the weights; leave the "
+                "block first"
+            )
+        raise RuntimeError(
+            f"averaged({name!r}) raised on leaving, and some weights were still the average's: the gradients are not "
+            "those of the weights, which are back now; compute the gradients again"
+        )
+
     def _start(self, fusing: FusingOptimizer | None) -> None:
-        """Make the work of a step, and do its first part, or hand the work over to an optimizer that takes it."""
-        plan, state = self._current_plan(), self._state
-        if isinstance(state, UnderWay):  # its step raised, or its tensors have moved since
-            state.work.forget()
-            state.work.closed = True
+        """Make the work of a step, and prepare for it, or hand the work over to an optimizer that takes it."""
+        plan = self._current_plan()
         numbered, capturing = plan.needs_step_number(), plan.is_capturing()
         if capturing:
             plan.check_capture(numbered)
         keep = None
-        found_inf = getattr(self._optimizer, "found_inf", None)  # GradScaler's, for optimizers that skip by themselves
+        found_inf = getattr(self.optimizer, "found_inf", None)  # GradScaler's, for optimizers that skip by themselves
         if found_inf is not None:
             if not numbered and (capturing or reading_waits(found_inf)):
                 keep = (found_inf.reshape(()) == 0).to(torch.float32)
             elif bool(found_inf):
-                self._state = Skipped(state.led)
+                self._state = Skipped()
                 return
         step = None
         if not plan.constant and (numbered or (keep is None and not capturing and self._clock.is_certain)):
             # needed, or known without waiting: then a step in which nothing moves needs no launch
             step = self._clock.count + 1
-        memories: Memories = []
         work = Work(
-            plan.moves(step, self._averages.lr, memories),
+            [],
             self._averages.parameters.all,
             keep,
             self._clock,
             capturing,
-            self.lead,
+            self.prepare,
             self.backend.fuse,
-            memories=memories,
-            led=state.led,
         )
+        self._state = UnderWay(work)  # from here on it is known what methods remembered before
+        work.moves = plan.moves(step, self._averages.lr, work.memories)
+        if self.pulls and not plan.pulls:  # a method that did not say so in time
+            company.refuse_second_pull(self, self._averages.names())
         if self._options.buffers == "average":
-            work.buffers = plan.buffers(work.moves)
-        self._state = UnderWay(work, state.led)
-        if fusing is None or work.led is not None or not fusing.take_over(work):
-            self.lead()
+            work.buffers = plan.buffers(step, self._averages.lr, work.memories)
+        if fusing is None or not fusing.take_over(work):
+            self.prepare()
 
     def _current_plan(self) -> Plan:
         """Follow what changed since the last step, and return the plan for the averages as they are now."""
         averages = self._averages
         if not averages.parameters.is_current():
-            averages.adopt_changes()
+            averages.adopt_changes(lambda wanted: company.refuse_second_pull(self, pulled_by(wanted)))
+        if self._options.buffers == "average":
+            averages.fit_buffers()
         if self._plan is None or not self._plan.is_current():
             averages.regroup()
-            self.backend.forget()
+            self.backend.remember(cohort for average in averages for cohort in average.cohorts)
             self._plan = Plan(self._model, averages, self.backend, self._options)
         return self._plan
 
     @torch.no_grad()
-    def lead(self) -> None:
-        """Do what is done before the optimizer steps, except what a step that then raised has done already."""
+    def prepare(self) -> None:
+        """Copy what the coming step will need of the weights from before it."""
         state = self._state
         if not isinstance(state, UnderWay) or state.work.prepared is not None:
             return
-        if self.backend.remembers_addresses and not self.backend.is_current():
-            self._plan = None  # tensors are in other memory, maybe laid out or typed otherwise: make the work anew
+        if not self.backend.is_current():  # tensors are elsewhere, or laid out or typed otherwise: make the work anew
+            self._plan = None
+            self._drop_the_last()
             self._start(None)
             return
-        work, led, guard = state.work, state.work.led, self._averages.guard
-        keep = work.keep
-        if led is not None:
-            keep = 1 - led if keep is None else keep * (1 - led)
+        work = state.work
         work.prepared = self.backend.prepare(work.moves, self._clock, capturing=work.capturing)
-        if guard is not None:
-            leading = [move.group for move in work.moves if any(motion.leads for motion in move.motions)]
-            if leading:
-                self.backend.wait()
-            guard.copy((w2 for group in leading for w2 in group.w2), led)
-        work.prepared.before(keep)
-        now = _DONE
-        if work.keep is not None:
-            now = work.keep if led is None else torch.maximum(work.keep, led.to(work.keep))
-        self._state = UnderWay(work, now)
 
     @torch.no_grad()
-    def after(self) -> None:
-        """Move everything, now that the optimizer has stepped."""
-        state, self.carried = self._state, False
-        if isinstance(state, Skipped):
-            self._state = Idle() if state.led is None else Ahead(state.led)
+    def look(self) -> None:
+        """Look at the weights that the optimizer has stepped, if asked to: they may not be finite."""
+        guard, state = self._averages.guard, self._state
+        if self.swap is not None and isinstance(state, UnderWay):
+            state.work.begun = True
+            raise RuntimeError(
+                f"averaged({self.swap.average.name!r}) was entered inside the step and not left: the optimizer has "
+                "updated the average. The weights come back when the block is left; then load a checkpoint or reset()"
+            )
+        if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
             return
-        assert isinstance(state, UnderWay)
         work = state.work
-        work.closed, self.carried = True, work.carried
-        good = None if self._averages.guard is None else self._look_at_the_weights(work)
-        self._state = Idle()
-        if work.led is not None and work.keep is not None and state.led is not None:
-            led = state.led * (1 - work.keep)  # still ahead if GradScaler skipped the retry
-            self._state = Ahead(led if good is None else led * good.to(led))
-        if good is not None:
-            work.keep = good if work.keep is None else work.keep * good.to(work.keep)
-        if not work.carried:
-            if work.prepared is None:
-                raise RuntimeError(
-                    f"{type(self._optimizer).__name__} stepped without its averages: a subclass that has a step of its "
-                    "own must call super().step()"
-                )
-            work.prepared.after(work.keep)
-        for own, buffer, weight in work.buffers:
-            if own.is_floating_point() or own.is_complex():
-                arithmetic.lerp_([local(own)], [local(buffer)], weight, work.keep)
-            else:
-                arithmetic.overwrite_(local(own), local(buffer), work.keep)
-        if self._options.buffers == "copy" and any(average.buffers for average in self._averages.each.values()):
-            self._averages.forget_buffers(work.keep)
-        self._clock.tick(work.keep, counted=work.carried, captured=work.capturing)
-        if not self._averages.began:
-            self._averages.begin_when_due()
-
-    def _look_at_the_weights(self, work: Work) -> Tensor | None:
-        """Return 1 if they are finite and 0 if not, or raise; None if they are known to be finite."""
-        guard = self._averages.guard
-        if guard is None or not work.moves:
-            return None
         step = self._clock.count + 1 if guard.raises else None
         try:
             good = guard.look(self._averages.named_weights(), step)
         except FloatingPointError:  # the step has taken place; after any other error it may be taken again
-            work.forget()
-            self._state = Idle()
+            self._drop_the_last()
             raise
-        # bool() waits for the device, but for a method with a memory the host waits at every step anyway.
-        if work.memories and good is not None and not bool(good):
-            work.forget()
-        if work.led is None or work.keep is None:  # else this retry may be skipped, and the next needs the copies
-            guard.forget()
-        return good
+        if good is not None:
+            work.keep = good if work.keep is None else work.keep * good.to(work.keep)
+            # bool() waits for the device, but for a method with a memory the host waits at every step anyway.
+            if work.memories and not bool(good):
+                work.forget()
+
+    @torch.no_grad()
+    def after(self) -> None:
+        """Move everything, now that the optimizer has stepped."""
+        state, self.carried, self.stepped = self._state, False, True
+        if not isinstance(state, UnderWay):  # skipped, or attached during the step
+            self._state = Idle()
+            return
+        work = state.work
+        work.closed, self.carried = True, work.carried
+        if not work.carried and work.prepared is None:
+            raise RuntimeError(
+                f"{type(self.optimizer).__name__} stepped without its averages: a subclass that has a step of its own "
+                "must call super().step()"
+            )
+        work.begun = True
+        if work.prepared is not None and not work.carried:
+            work.prepared.finish(work.keep)
+        for buffers in work.buffers:
+            buffers.take(work.keep)
+        if self._options.buffers == "copy" and any(average.buffers for average in self._averages.each.values()):
+            self._averages.forget_buffers(work.keep)
+        self._clock.tick(work.keep, counted=work.carried, captured=work.capturing)
+        self._state = Idle()
+        if not self._averages.began:
+            self._averages.begin_when_due()  # if that is stopped, they begin after the next step
 
     # What others ask of it ---------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """End a step in which the optimizer took the averages along and was stopped before its hook."""
+        if isinstance(self._state, UnderWay) and self._state.work.carried and not self._state.torn:
+            self.after()
+
+    def settled_swap(self) -> Swap | None:
+        """Return the swap of the block that the program is in; a block that could not be left is left now."""
+        self.settle()
+        if self.swap is not None and not self.swap.is_inside:
+            self.leave()
+        return self.swap
+
+    def leave(self) -> None:
+        """Give the model its weights back, if it does not have them."""
+        if self.swap is not None:
+            self.swap.undo()
+            self.swap = None
 
     @property
     def under_way(self) -> bool:
@@ -195,9 +255,30 @@ class Stepper:
         return isinstance(self._state, UnderWay | Skipped)
 
     @property
-    def ahead(self) -> int:
-        """1 if `lead()` was done for a step that then raised; a checkpoint must know."""
-        return 0 if self._state.led is None else int(self._state.led)
+    def pulls(self) -> bool:
+        """Whether the coming or present step may change the weights."""
+        if self._plan is None or self._plan.constant or self._plan.pulls:
+            return self._plan is not None and self._plan.pulls
+        return isinstance(self._state, UnderWay) and any(move.pulls for move in self._state.work.moves)
+
+    @property
+    def attached(self) -> bool:
+        """Whether steps are followed: `detach()` has not been called."""
+        return self._attached
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a step of the optimizer is running right now, as in its closure."""
+        return self._hooks is not None and self._hooks.is_inside()
+
+    def pulled(self) -> dict[int, str]:
+        """Return the names of the parameters that the average pulls, by their ids; none after `detach()`."""
+        return self._averages.pulled() if self._attached else {}
+
+    @property
+    def torn(self) -> bool:
+        """Whether the last step was stopped in the middle."""
+        return self._state.torn
 
     @property
     def memories(self) -> dict[int, tuple[float, ...]]:
@@ -205,18 +286,8 @@ class Stepper:
         work = self._state.work if isinstance(self._state, UnderWay) else None
         return {} if work is None else {id(method): memory for method, memory in work.memories}
 
-    def resume(self, *, ahead: bool) -> None:
-        """Go on from a checkpoint: no step is under way."""
-        self._close()
-        self._state = Ahead(_DONE) if ahead else Idle()
-
     def forget_the_step(self) -> None:
         """Drop a step that was begun."""
-        self._close()
-        if self._averages.guard is not None:
-            self._averages.guard.forget()
-
-    def _close(self) -> None:
         if isinstance(self._state, UnderWay):
             self._state.work.closed = True
         self._state = Idle()

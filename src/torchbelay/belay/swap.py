@@ -1,123 +1,206 @@
-"""Putting an average into the model for a while, and the weights back."""
+"""Putting an average into the model for a while, and the weights back, or into the model for good."""
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from collections.abc import Mapping
+from itertools import count
 
 import torch
 from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import Backend
-from torchbelay.physics.warnings import warn
 
-from . import modules
 from .average import Average, Entry, local_parts
-from .shard import local, reshard
+from .shard import loaded, local, reshard, with_local
+from .signals import signals_held
+from .swapped_buffers import Buffers, Change, fitting
+
+_numbers = count()  # of swaps: one that begins inside another has a larger one
 
 
 class Swap:
-    """Puts an average into the model when constructed; `undo()` puts the weights back, bit for bit.
+    """An average that can be put into the model by `enter()`; `undo()` puts the weights back, bit for bit.
 
     If weights and average have one dtype, they trade places in place. If not, the average is rounded into the model and
-    the weights are set aside, so that neither loses a bit. If construction fails, everything is as it was.
+    the weights are set aside, so that neither loses a bit; so are weights that share memory with others.
+
+    To make a swap changes nothing, and refuses what cannot be swapped. `undo()` may be called at any time after that,
+    and again if it was interrupted: it does what is left to do.
     """
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
     @torch.no_grad()
     def __init__(self, model: nn.Module, average: Average, backend: Backend, *, buffers: bool) -> None:
-        self.average, self._backend = average, backend
-        self._model = model
+        self.average, self._model, self.number = average, model, next(_numbers)
         reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
-        entries = average.entries.values()
-        self._traded = [e for e in entries if e.w1.dtype == e.w2.dtype]
-        rounded = [e for e in entries if e.w1.dtype != e.w2.dtype]
+        average.refuse_other_shapes()
         # All that needs memory comes first: when it runs out, nothing has moved yet.
-        self._aside = {id(e.w1): local(e.w1).detach().clone() for e in rounded}
-        self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
-        self._own: dict[int, Tensor] = {}  # copies of the model's buffers by id, one per buffer that modules share
-        for _, _, module in modules.walk(model) if buffers else ():
-            for key, buffer in module._buffers.items():
-                if buffer is not None:
-                    self._slots.append((module._buffers, key, buffer))
-                    if id(buffer) not in self._own:
-                        self._own[id(buffer)] = buffer.detach().clone()
-        backend.exchange_(*local_parts(self._traded))
-        arithmetic.copy_(*local_parts(rounded))
-        named = modules.named_buffers(model)
-        for name in average.buffers.keys() & named.keys() if buffers else ():
-            named[name].copy_(average.buffers[name])
-        self._versions = [buffer._version for _, _, buffer in self._slots]
+        self._homes = {id(e.w1): local(e.w1).detach() for e in average.entries.values()}  # where the weights were
+        shared = _sharing_memory(self._homes)
+        self._traded: list[Entry] = []
+        self._aside: dict[int, Tensor] = {}
+        for e in average.entries.values():
+            if e.w1.dtype == e.w2.dtype and id(e.w1) not in shared:
+                self._traded.append(e)
+            else:
+                self._aside[id(e.w1)] = self._homes[id(e.w1)].clone()
+        self._trade = backend.trade([self._homes[id(e.w1)] for e in self._traded], [local(e.w2) for e in self._traded])
+        self._w2 = {id(e.w1): e.w2 for e in self._traded}
+        self._buffers = Buffers(model) if buffers else None
+        self.is_inside = False  # the average is in the model, all of it
+        self._left = False  # and the weights are back
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters that hold the average inside."""
+        return [e.w1 for e in self.average.entries.values()]
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def enter(self) -> None:
+        """Put the average into the model."""
+        self._trade.go()
+        arithmetic.copy_(*local_parts(e for e in self.average.entries.values() if id(e.w1) in self._aside))
+        if self._buffers is not None:
+            self._buffers.put(fitting(self.average.buffers, self._buffers.own()))
+        forget_computed()
+        self.is_inside = True
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def undo(self) -> None:
         """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's."""
-        reshard(self._model)  # what was gathered of the average inside must not be trained
-        self._backend.exchange_(*local_parts(e for e in self._traded if e.w1.dtype == e.w2.dtype))
-        self._undo_converted()
-        for entry in self.average.entries.values():
-            if id(entry.w1) in self._aside:
-                local(entry.w1).copy_(self._aside[id(entry.w1)])
-        if self.changed_buffers():
-            self.average.buffers = self.buffers()
-        for slots, key, buffer in self._slots:
-            slots[key] = buffer
-            buffer.copy_(self._own[id(buffer)])
+        if self._left:
+            return
+        try:
+            if self.is_inside:
+                self._keep_changed_buffers()
+        finally:
+            self.is_inside = False
+            self._put_back()
+            self._left = True
 
-    def _undo_converted(self) -> None:
-        """Handle a model that was converted inside the block: its dtype stays, and the average was rounded to it."""
-        converted = [e for e in self._traded if e.w1.dtype != e.w2.dtype]
-        for w1, w2 in zip(*local_parts(converted), strict=True):
-            weights = w2.clone()
-            w2.copy_(w1)
-            w1.copy_(weights)
-        if converted:
-            warn(f"the model was converted to {converted[0].w1.dtype} inside averaged(): the average was rounded to it")
+    def _keep_changed_buffers(self) -> None:
+        # One of another shape means something else than the model's, and would never be used.
+        changed = {} if self._buffers is None else fitting(self._buffers.changed(), self._buffers.own())
+        for name in fitting(self.average.buffers, changed):
+            changed[name] = changed[name].to(self.average.buffers[name].dtype)
+        if changed:
+            self.average.buffers = self.average.buffers | changed
+
+    def _put_back(self) -> None:
+        reshard(self._model)  # what was gathered of the average inside must not be trained
+        self._trade.back()
+        changes: set[Change] = set()
+        for e in self.average.entries.values():
+            home, now = self._homes[id(e.w1)], local(e.w1)
+            own = self._aside.get(id(e.w1), home)
+            if own is not home or not _is_same_memory(home, now):
+                _place(e.w1, own)
+            changes |= {(home.device, now.device), (home.dtype, now.dtype)}
+        if self._buffers is not None:
+            self._buffers.restore(changes)
+        forget_computed()
+
+    # What others ask of it ---------------------------------------------------------------------------------------
 
     def changed_buffers(self) -> bool:
         """Whether a buffer was written to or replaced since the swap."""
-        return any(
-            slots.get(key) is not buffer or buffer._version != version
-            for (slots, key, buffer), version in zip(self._slots, self._versions, strict=True)
-        )
+        return self._buffers is not None and bool(self._buffers.changed())
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the buffers as they are in the model now."""
-        return {name: b.detach().clone() for name, b in modules.named_buffers(self._model).items()}
+        return {} if self._buffers is None else self._buffers.all()
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """Return the model's own buffers, by name, while the average's are in the model."""
+        return {} if self._buffers is None else self._buffers.own()
 
     def weights(self, entry: Entry) -> Tensor:
         """Return the local part of w1 of an entry of any average, wherever it is at present."""
         if id(entry.w1) in self._aside:
             return self._aside[id(entry.w1)]
-        swapped = self.average.entries.get(entry.name)
-        return local(entry.w1 if swapped is None else swapped.w2)
+        return local(self._w2.get(id(entry.w1), entry.w1))
+
+    def own_weights(self) -> dict[int, Tensor]:
+        """Return the model's own weights, by the ids of the parameters that they belong to."""
+        return {id(e.w1): with_local(e.w1.detach(), self.weights(e)) for e in self.average.entries.values()}
+
+    def own_tensors(self) -> dict[int, Tensor]:
+        """Return the model's own weights and buffers, by the ids of the parameters and buffers that they belong to."""
+        return self.own_weights() | ({} if self._buffers is None else self._buffers.own_by_id())
 
     def value(self, entry: Entry, average: str) -> Tensor:
         """Return w2 of an entry of the average of that name, wherever it is at present."""
-        traded = average == self.average.name and id(entry.w1) not in self._aside
-        return entry.w1.detach() if traded else entry.w2
-
-    def own_buffers(self) -> dict[str, Tensor]:
-        """Return the model's own buffers, by name, while the average's are in the model."""
-        return {name: self._own.get(id(b), b) for name, b in modules.named_buffers(self._model).items()}
+        if average == self.average.name and id(entry.w1) in self._homes and id(entry.w1) not in self._aside:
+            return with_local(entry.w2, self._homes[id(entry.w1)])
+        return entry.w2
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold a Ctrl-C back until the block is done, because between two copies it would lose weights."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    held: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(*held[0])
+@torch.inference_mode(False)
+@torch.no_grad()
+def overwrite(model: nn.Module, average: Average) -> None:
+    """Let the model hold the average for good, all of it: a copy that is interrupted is made again."""
+    average.refuse_other_shapes()
+    buffers = Buffers(model) if average.buffers else None
+    done = False
+    with signals_held():
+        try:
+            _copy(average, buffers)
+            done = True
+        finally:
+            if not done:
+                _copy(average, buffers)
+
+
+def _copy(average: Average, buffers: Buffers | None) -> None:
+    entries = average.entries.values()
+    for same in (True, False):
+        arithmetic.copy_(*local_parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))
+    if buffers is not None:
+        buffers.put(fitting(average.buffers, buffers.own()))
+    forget_computed()
+
+
+def forget_computed() -> None:
+    """Drop what torch computed from weights and would use again: autocast's copies, and cached parametrizations."""
+    torch.clear_autocast_cache()
+    cache = loaded("torch.nn.utils.parametrize", "_cache")
+    if cache:
+        cache.clear()
+
+
+def _sharing_memory(tensors: Mapping[int, Tensor]) -> set[int]:
+    """Return the keys of tensors that overlap in memory: if they traded contents one by one, they would mix them."""
+    alike: dict[tuple[torch.device, int], list[int]] = {}
+    for key, t in tensors.items():
+        if t.numel():
+            alike.setdefault((t.device, t.untyped_storage().data_ptr()), []).append(key)
+    found: set[int] = set()
+    for keys in alike.values():
+        end, last = 0, keys[0]
+        for key in sorted(keys, key=lambda key: tensors[key].data_ptr()) if len(keys) > 1 else ():
+            t = tensors[key]
+            if t.data_ptr() < end:
+                found |= {key, last}
+            reach = 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+            if t.data_ptr() + reach * t.itemsize > end:
+                end, last = t.data_ptr() + reach * t.itemsize, key
+    return found
+
+
+def _is_same_memory(x: Tensor, y: Tensor) -> bool:
+    alike = (x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride())
+    return alike and x.data_ptr() == y.data_ptr()
+
+
+def _place(w1: Tensor, own: Tensor) -> None:
+    """Write weights to a parameter wherever it is now; if that is impossible, it gets the memory that they are in."""
+    now = local(w1)
+    if now.shape == own.shape:
+        try:
+            now.copy_(own)
+        except RuntimeError:  # memory that cannot be written to
+            pass
+        else:
+            return
+    w1.data = with_local(w1, own)

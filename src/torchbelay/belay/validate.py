@@ -1,6 +1,7 @@
 """What Belay refuses, or warns about, before anything is attached."""
 
 from collections.abc import Iterable
+from copy import copy
 
 import torch
 from torch import nn
@@ -8,13 +9,17 @@ from torch.optim import Optimizer
 
 from torchbelay.ops.backend import has_triton, is_interpreted
 from torchbelay.physics.coupling import Coupling
-from torchbelay.physics.method import Method, Remembers
+from torchbelay.physics.inner_momentum import is_below_floor, stable_range, theta_floor
+from torchbelay.physics.method import Method, Remembers, uncalled
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import warn
 
 from .average import Wanted
-from .cohort import inertias
+from .cohort import inertias, varies
+from .optimizers import Momentum, momentum_of, unwrapped
 from .shard import is_flattened
+
+EARLY = 10  # steps in which a method's couplings are looked at
 
 
 def check_model(model: object) -> None:
@@ -29,22 +34,30 @@ def check_model(model: object) -> None:
         )
 
 
-def check_optimizer(optimizer: object) -> None:
-    """Refuse an optimizer without torch's step hooks."""
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
+def check_optimizer(optimizer: object) -> Optimizer | None:
+    """Return the optimizer inside the wrappers that are known; refuse one without torch's step hooks."""
+    inner = unwrapped(optimizer)
+    if inner is None:
+        return None
+    inside = "" if inner is optimizer else f" inside {type(optimizer).__name__}"
+    if not isinstance(inner, Optimizer):
         raise TypeError(
-            f"optimizer={type(optimizer).__name__} is not a torch.optim.Optimizer; pass the one inside it, or None and "
-            "call before_step() and after_step() around the update"
+            f"optimizer={type(inner).__name__}{inside} is not a torch.optim.Optimizer; pass the one inside it, or None "
+            "and call before_step() and after_step() around the update"
         )
-    if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+    if not hasattr(inner, "_optimizer_step_pre_hooks"):
         raise TypeError(
-            f"optimizer={type(optimizer).__name__} has no step hooks, as some wrappers; pass the optimizer inside it"
+            f"optimizer={type(inner).__name__}{inside} has no step hooks, as some wrappers; pass the optimizer inside "
+            "it"
         )
+    return inner
 
 
 def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, average: str, every: int) -> None:
     """Refuse what is not a method, an unstable one, a pull that is not allowed, and an `every` that does not fit."""
-    if isinstance(method, type) or not isinstance(method, Method):
+    if (maker := uncalled(method)) is not None:
+        raise TypeError(f"the method for {average!r}, {maker}, was not called; give what it makes, as {maker}(...)")
+    if not isinstance(method, Method):
         raise TypeError(
             f"the method for {average!r}, {method!r}, has no coupling(step, lr); give a Spring, for example"
         )
@@ -111,15 +124,21 @@ def check_kernels(found: Iterable[Wanted], *, impl: str, rounding: str) -> None:
             )
 
 
-def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None, *, rounding: str = "nearest") -> None:
-    """Warn about a pull on 16-bit weights, and about a pull under LBFGS."""
+def pulled_by(found: Iterable[Wanted]) -> dict[int, str]:
+    """Return the names of the parameters that their average pulls, by their ids."""
+    found = list(found)
     pulling: dict[int, bool] = {}  # a method has many parameters
-    pulled = []
-    for name, p, method, _ in found:
+    for _, _, method, _ in found:
         if id(method) not in pulling:
             pulling[id(method)] = pulls_weights(method, 1e-12)  # any rate will do that makes no pull too strong
-        if pulling[id(method)]:
-            pulled.append((name, p))
+    return {id(p): name for name, p, method, _ in found if pulling[id(method)]}
+
+
+def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None, *, rounding: str = "nearest") -> None:
+    """Warn about a pull on 16-bit weights, a pull under LBFGS, and a repelling spring around much momentum."""
+    found = list(found)
+    names = pulled_by(found)
+    pulled = [(name, p) for name, p, _, _ in found if id(p) in names]
     lossy = {torch.float16} if rounding == "stochastic" else {torch.bfloat16, torch.float16}
     narrow = [(name, p) for name, p in pulled if p.dtype in lossy]
     if narrow:
@@ -134,3 +153,41 @@ def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None, *, ro
             "LBFGS builds its curvature from the steps it took itself; a pull on the weights between them makes those "
             "pairs wrong. Use an average that only watches (Spring.ema), or another optimizer"
         )
+    if optimizer is not None:
+        _warn_of_momentum(found, optimizer)
+
+
+def _warn_of_momentum(found: Iterable[Wanted], optimizer: Optimizer) -> None:
+    """Warn about a repelling spring around an optimizer with so much momentum of its own that training fails."""
+    pairs = {(id(method), group): (method, group) for _, _, method, group in found}
+    warned: set[int] = set()
+    for method, group in pairs.values():
+        momentum = momentum_of(optimizer.param_groups[group])
+        if momentum is None or id(method) in warned:
+            continue
+        for step, coupling in _early_couplings(method):
+            if coupling.a < 0 < coupling.rate and is_below_floor(coupling, momentum.beta, nesterov=momentum.nesterov):
+                _say_momentum_is_there_twice(method, step, coupling, momentum, type(optimizer).__name__)
+                warned.add(id(method))
+                break
+
+
+def _early_couplings(method: Method) -> list[tuple[int, Coupling]]:
+    """Return the numbers and couplings of a method's first steps; of one alone, if it may not be asked for more."""
+    steps = range(1, EARLY + 1) if varies(method) in ("step", "lr") else range(1, 2)
+    asked = method.fresh() if isinstance(method, Remembers) else copy(method)
+    return [(step, asked.coupling(step, 1e-12)) for step in steps]
+
+
+def _say_momentum_is_there_twice(
+    method: Method, step: int, coupling: Coupling, momentum: Momentum, optimizer: str
+) -> None:
+    floor = theta_floor(momentum.beta, min(1.0, coupling.rate), "after" if coupling.q else "before")
+    alone = stable_range(Coupling(0.0, 1.0, 1.0, 1.0), momentum.beta, nesterov=momentum.nesterov)
+    left = stable_range(coupling, momentum.beta, nesterov=momentum.nesterov) * coupling.effective_lr_scale / alone
+    below = "" if momentum.nesterov else f", below the floor {floor:.3g}"
+    warn(
+        f"{method!r} around {optimizer} with {momentum.setting} is momentum twice: at step {step} its "
+        f"θ = {coupling.theta:.3g}{below}, and the range of stable learning rates shrinks to {left:.2g} of "
+        f"{optimizer}'s own. Give {optimizer} {momentum.cure}, or the method a θ nearer to 0"
+    )

@@ -1,24 +1,29 @@
 """Exports and checkpoints of sharded models, by torch.save and by torch.distributed.checkpoint."""
 
+import copy
 import io
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
 
 import torchbelay as tb
 
-from .runs import BELAY, EMA, SWINGING, Net, Run, agree, everything, fsdp, on, refused, same
+from .runs import BELAY, EMA, SWINGING, Net, Run, agree, everything, fsdp, here, mine, on, refused, same
 
 
 @on(2, 3, 4)
@@ -67,6 +72,29 @@ def every_rank_saves_and_the_first_one_writes(folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
+@on(2)
+def a_path_that_the_first_rank_refuses_lets_no_other_rank_wait(folder: Path) -> None:
+    run = fsdp(EMA).train(range(1))
+    if dist.get_rank() == 0:
+        with refused(IsADirectoryError, "is a folder"):
+            run.belay.save_average(folder)
+    else:
+        run.belay.save_average(folder)
+    dist.barrier()
+    assert not list(folder.glob("*.tmp"))
+
+
+@on(2)
+def weights_that_one_rank_alone_looks_at_are_compared_without_the_others(folder: Path) -> None:
+    run = fsdp(EMA)
+    for p in run.model.parameters():
+        p.data.add_(1.0)
+    if dist.get_rank() == 0:
+        with pytest.warns(tb.BelayWarning, match="no step was seen"):
+            run.belay.state_dict()
+    dist.barrier()
+
+
 @on(2, 3, 4)
 def a_sharded_run_resumes_through_torch_save(folder: Path) -> None:
     run = fsdp(SWINGING, adam=False, spectators={"short": tb.methods.ema(0.9, warmup="ratio")}).train(range(3))
@@ -92,6 +120,64 @@ def a_state_of_one_process_fits_a_sharded_model_and_not_the_other_way(folder: Pa
     with refused(ValueError, "spread over ranks", "torch.distributed.checkpoint"):
         one.belay.load_state_dict(run.belay.state_dict())
     assert same(everything(one), before)
+
+
+def even(**how: Any) -> tuple[nn.Module, tb.Belay]:
+    """A model whose parts have one shape on all ranks: nothing but their place tells them apart."""
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(12, 12).double(), **how)
+    return model, tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+
+
+def saved_by_the_first_rank(state: Any, path: Path) -> Any:
+    """What every rank reads if the first one alone writes, as Accelerate does with registered objects."""
+    if dist.get_rank() == 0:
+        torch.save(state, path)
+    dist.barrier()
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+@on(2, 3, 4)
+def the_shards_of_one_rank_are_refused_by_the_others(folder: Path) -> None:
+    model, belay = even()
+    state = saved_by_the_first_rank(belay.state_dict(), folder / f"shards{dist.get_world_size()}.pt")
+    average = {name: here(t).clone() for name, t in belay.average_state_dict().items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    belay.reset()
+    if dist.get_rank() == 0:
+        belay.load_state_dict(state)
+        assert same({name: here(t) for name, t in belay.average_state_dict().items()}, average)
+        return
+    before = copy.deepcopy(belay.state_dict())
+    with refused(ValueError, "part (0,)", f"part ({dist.get_rank()},) here", "torch.distributed.checkpoint"):
+        belay.load_state_dict(state)
+    assert same(belay.state_dict(), before)
+
+
+@on(4)
+def replicas_of_shards_may_share_a_state(folder: Path) -> None:
+    """With HSDP two ranks hold the same part: the one may read what the other wrote, and no others."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    _, belay = even(mesh=mesh)
+    state = saved_by_the_first_rank(belay.state_dict(), folder / "hybrid.pt")
+    if mesh.get_coordinate()[1] == 0:
+        belay.load_state_dict(state)
+    else:
+        with refused(ValueError, "part (0,)", "part (1,) here"):
+            belay.load_state_dict(state)
+
+
+@on(2, 3)
+def replicas_of_ddp_share_the_state_of_the_first_rank(folder: Path) -> None:
+    run, again = (Run(SWINGING, DistributedDataParallel, share=mine, adam=False, seed=seed) for seed in (0, 5))
+    run.train(range(3))
+    path = folder / f"replicas{dist.get_world_size()}.pt"
+    weights, state = saved_by_the_first_rank([run.model.state_dict(), run.belay.state_dict()], path)
+    again.model.load_state_dict(weights)
+    again.belay.load_state_dict(state)
+    assert same(everything(again.train(range(3, 5))), everything(run.train(range(3, 5))))
 
 
 # torch.distributed.checkpoint -----------------------------------------------------------------------------------------

@@ -217,6 +217,96 @@ def without_resharding_the_average_would_be_trained(folder: Path) -> None:
         agree(run.weights(), one.weights())
 
 
+class Outer(nn.Module):
+    """A root that shards what is inside of it."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def inside_of(outer: list[nn.Module], *, twice: bool = False) -> Any:
+    """Shard a model by a root above it, which is appended to the list; `twice`: by a root above that one too."""
+
+    def spread(net: Net) -> nn.Module:
+        fully_shard(net.first)
+        outer.append(fully_shard(Outer(net)))
+        if twice:
+            outer.append(fully_shard(Outer(outer[-1])))
+        return net
+
+    return spread
+
+
+@on(2, 3, 4)
+def a_root_above_the_model_does_not_train_the_average(folder: Path) -> None:
+    """The optimizer and Belay have the inner model; forwards go through the root, which gathers its parameters."""
+    x = batch(99)
+    for twice in (False, True):
+        outer: list[nn.Module] = []
+        run, one = Run(BELAY, inside_of(outer, twice=twice), share=mine), Run(BELAY)
+        for step in range(4):
+            outputs = []
+            for each, root in ((run, outer[-1]), (one, one.model)):
+                with torch.no_grad():
+                    plain = root(x)
+                    with each.belay.averaged():
+                        inside = root(x)
+                    again = root(x)
+                assert torch.equal(plain, again)
+                outputs.append(torch.stack([plain, inside]))
+                with each.belay.averaged(), torch.no_grad():
+                    root(x)  # gathered, right before a step
+                each.optimizer.zero_grad()
+                loss_of(root, each.share(batch(step))).backward()
+                each.optimizer.step()
+            torch.testing.assert_close(*outputs, rtol=0, atol=TOLERANCE)
+            agree(run.weights(), one.weights())
+            agree(run.average(), one.average())
+        with torch.no_grad():
+            with run.belay.averaged():
+                inside = outer[-1](x)
+            outer[-1](x)  # gathered again
+            run.belay.copy_to_model()
+            assert torch.equal(outer[-1](x), inside)
+            outer[-1](x)
+            late = tb.Belay(run.model, None, EMA)  # made of shards, while the root has gathered them
+        assert isinstance(late.average_state_dict()["scale"], DTensor)
+
+
+@on(2)
+def a_root_that_cannot_be_found_is_refused_and_changes_nothing(folder: Path) -> None:
+    outer: list[nn.Module] = []
+    run = Run(EMA, inside_of(outer), share=mine)
+    with pytest.MonkeyPatch.context() as patch:
+        seams.drop_fsdp_registry(patch)
+        with refused(RuntimeError, "is sharded", "does not tell by which module", "give Belay the module"):
+            run.belay.averaged().__enter__()
+    before = everything(run)
+    with run.belay.averaged():
+        pass
+    assert same(everything(run), before)
+
+
+@on(2)
+def a_container_of_parts_of_a_sharded_model_does_not_train_the_average(folder: Path) -> None:
+    x = batch(99)
+    run, one = fsdp(EMA, adam=False), Run(EMA, adam=False)
+    for each in (run, one):
+        each.belay.detach()
+        parts = nn.ModuleDict({"first": each.model.first, "second": each.model.second})
+        each.optimizer = torch.optim.SGD(parts.parameters(), lr=0.02)
+        each.belay = tb.Belay(parts, each.optimizer, EMA)
+        each.train(range(2))
+        with each.belay.averaged(), torch.no_grad():
+            each.model(x)
+        each.train([2])
+    agree(run.weights(), one.weights())
+
+
 @on(2, 3, 4)
 def names_are_those_of_the_shards_whatever_is_gathered(folder: Path) -> None:
     """Construction, adoption of late parameters and steps by hand, right after a forward without a backward."""

@@ -1,5 +1,6 @@
 """Other ways to spread a model over ranks: DDP, FSDP1, HSDP and tensor parallel."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import torchbelay as tb
 
-from .runs import BELAY, EMA, SWINGING, TOLERANCE, Net, Run, agree, batch, loss_of, mine, on, whole
+from .runs import BELAY, EMA, SWINGING, TOLERANCE, Net, Run, agree, batch, here, loss_of, mine, on, whole
 
 
 def compare(run: Run, one: Run) -> None:
@@ -130,6 +131,29 @@ def tensor_parallel_weights_have_the_average_of_one_process(folder: Path) -> Non
     assert talks(run) == 0
 
 
+@on(2, 3)
+def a_buffer_that_is_spread_over_ranks_is_averaged_in_its_parts(folder: Path) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = nn.Linear(2, 2)
+    model.register_buffer("seen", distribute_tensor(torch.arange(5.0), mesh, [Shard(0)]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.ema(0.5), buffers="average", dtype=torch.float64)
+
+    def taken() -> Tensor:
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return whole(belay.state_dict()["averages"]["average"]["buffers"]["seen"])
+
+    model.seen.add_(1.0)
+    assert torch.equal(taken(), torch.arange(5.0).double() + 0.5)
+    belay.load_state_dict(copy.deepcopy(belay.state_dict()))
+    model.seen = distribute_tensor(torch.arange(5.0), mesh, [Replicate()])  # laid out otherwise: it begins again
+    assert torch.equal(taken(), torch.arange(5.0).double())
+    model.seen = torch.zeros(5)
+    assert torch.equal(taken(), torch.zeros(5).double())
+
+
 @on(4)
 def shards_of_tensor_parallel_weights_have_the_average_of_one_process(folder: Path) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -146,3 +170,26 @@ def shards_of_tensor_parallel_weights_have_the_average_of_one_process(folder: Pa
     if dist.get_rank() == 0:
         agree(exported, one.average())
     assert talks(run) == 0
+
+
+@on(2, 3)
+def buffers_that_are_spread_over_ranks_come_back_without_talk(folder: Path) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for placement in (Shard(0), Replicate()):
+        for mode in ("copy", "average"):
+            net = Net()
+            net.norm.eval()
+            net.register_buffer("spread", distribute_tensor(torch.arange(7.0), mesh, [placement]))
+            belay = tb.Belay(net, torch.optim.SGD(net.parameters(), lr=0.1), EMA, buffers=mode)
+            buffer, own = net.spread, here(net.spread).clone()
+            with CommDebugMode() as talk:
+                with belay.averaged():
+                    pass
+                with belay.averaged():
+                    if dist.get_rank() == 0:
+                        net.spread.to_local().fill_(9.0)
+            assert talk.get_total_counts() == 0
+            assert net.spread is buffer
+            assert torch.equal(here(buffer), own)
+            kept = here(belay.average_state_dict()["spread"])
+            assert torch.equal(kept, torch.full_like(own, 9.0) if dist.get_rank() == 0 else own)
