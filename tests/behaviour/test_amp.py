@@ -339,7 +339,7 @@ def test_a_scaler_that_is_switched_off_changes_nothing(way: str) -> None:
 def test_steps_that_raise_whether_or_not_they_would_be_skipped_leave_no_trace(
     how: str, spoilt: list[bool], then: list[bool]
 ) -> None:
-    """Fused: a lagged average moves before a step that raises; the next step must not move it again."""
+    """Fused: a lagged average must not move twice if its step raises and is taken again."""
 
     def fails(*_: object) -> None:
         raise KeyError("on the way")

@@ -189,3 +189,146 @@ def test_a_model_that_is_moved_to_the_gpu_is_followed() -> None:
     optimizer.step()
     assert "impl='triton'" in repr(belay)
     assert belay.average_state_dict()["weight"].is_cuda
+
+
+# What went wrong in silence before
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, value: float = 1e-3) -> None:
+    for p in model.parameters():
+        p.grad = torch.full_like(p, value)
+    optimizer.step()
+
+
+def test_offloaded_state_gives_its_memory_back() -> None:
+    model = big(1 << 21)  # four times: 2²³ weights
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+    belay = tb.Belay(model, optimizer, METHODS["belay"])
+    for _ in range(3):
+        one_step(model, optimizer)
+    assert "in one pass" in repr(belay)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for state in optimizer.state.values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = state[key].cpu()
+    assert before - torch.cuda.memory_allocated() == 2 * 4 * (1 << 23)
+    for state in optimizer.state.values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = state[key].cuda()
+    one_step(model, optimizer)
+    assert "in one pass" in repr(belay)
+
+
+def test_weights_that_were_moved_away_give_their_memory_back() -> None:
+    model = big(1 << 21)  # four times: 2²³ weights
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tb.Belay(model, optimizer, METHODS["belay"])
+    one_step(model, optimizer)
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    model.cpu()
+    assert before - torch.cuda.memory_allocated() == 4 * (1 << 23)
+    model.cuda()
+    one_step(model, optimizer)
+
+
+@pytest.mark.parametrize("method", ["belay", "ema"])
+def test_an_optimizer_that_replaces_its_weights_is_followed(method: str) -> None:
+    """The memory of the old weights is used again at once, so that stale addresses would read something else."""
+
+    class Replacing(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data = p.data - group["lr"] * p.grad
+                    torch.full_like(p, float("nan"))
+
+    values = []
+    for kind, impl in ((Replacing, "auto"), (torch.optim.SGD, "reference")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(30, 50), nn.Linear(50, 10)).cuda()
+        optimizer = kind(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, METHODS[method], impl=impl)
+        for i in range(5):
+            one_step(model, optimizer, 0.1 * i)
+        values.append([*model.state_dict().values(), *belay.average_state_dict().values()])
+    for mine, theirs in zip(*values, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_default_device_does_not_matter() -> None:
+    torch.set_default_device("cuda")
+    try:
+        model = nn.Linear(30, 10)
+        optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+        belay = tb.Belay(model, optimizer, METHODS["belay"], spectators={"swa": METHODS["swa"]})
+        for _ in range(3):
+            one_step(model, optimizer)
+        assert "in one pass" in repr(belay)
+        assert belay.stats()["tension"] > 0
+        belay.load_state_dict(belay.state_dict())
+        with belay.averaged():
+            pass
+    finally:
+        torch.set_default_device(None)
+
+
+def test_raw_and_averaged_evaluation_in_one_autocast_block_differ() -> None:
+    model = nn.Linear(30, 10).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    belay = tb.Belay(model, optimizer, METHODS["ema"])
+    for _ in range(5):
+        one_step(model, optimizer, 0.3)
+    x = torch.ones(4, 30, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        raw = model(x)
+        with belay.averaged():
+            averaged = model(x)
+        again = model(x)
+    with torch.autocast("cuda", torch.bfloat16), belay.averaged():
+        expected = model(x)
+    assert torch.equal(averaged, expected)
+    assert torch.equal(raw, again)
+    assert not torch.equal(raw, averaged)
+
+
+@pytest.mark.parametrize("how", ["loaded on the host", "moved"])
+def test_averaged_buffers_are_where_the_model_is(how: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+    model = model if how == "moved" else model.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, METHODS["ema"], buffers="average")
+    if how == "moved":
+        model.cuda()
+    else:
+        state = belay.state_dict()
+        for average in state["averages"].values():
+            average["buffers"] = {name: b.cpu() for name, b in average["buffers"].items()}
+        belay.load_state_dict(state)
+    for i in range(3):
+        optimizer.zero_grad()
+        model(X[i].cuda()).square().mean().backward()
+        optimizer.step()
+    buffers = belay.state_dict()["averages"]["average"]["buffers"]
+    assert {b.device.type for b in buffers.values()} == {"cuda"}
+    assert belay.step == 3
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD])
+def test_gradients_that_are_laid_out_unlike_their_weights_step(kind: Any) -> None:
+    values = []
+    for make in (kind, getattr(torch.optim, kind.__name__)):
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(40, 60, device="cuda"))
+        model = nn.ParameterList([w])
+        optimizer = make(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, METHODS["belay"])
+        for i in range(3):
+            w.grad = torch.linspace(-1, 1 + i, 2400, device="cuda").reshape(60, 40).t()
+            optimizer.step()
+        values.append([w.detach(), *belay.average_state_dict().values()])
+    for mine, theirs in zip(*values, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)

@@ -289,6 +289,7 @@ def any_bits(seed: int, dtype: torch.dtype) -> Weights:
     return drawn
 
 
+@pytest.mark.filterwarnings("ignore:the weights have changed, but no step was seen:UserWarning")  # so it is meant
 @examples
 @given(
     seed=seeds,

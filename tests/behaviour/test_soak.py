@@ -33,8 +33,8 @@ pytestmark = pytest.mark.slow
 STEPS = int(os.environ.get("TORCHBELAY_SOAK_STEPS", "1000"))
 SPRING = {"k": 1.0, "m1": 10.0, "m2": 20.0, "c1": 18.0, "c2": 36.0}
 BELAY = tb.Spring(**SPRING)
-# One that follows the weights after a step, and one that moves before it. If all are constant, the host never asks the
-# device whether a step was skipped; if one is not constant, the host must ask.
+# One that follows the weights after a step, and one that follows those before it. If all are constant, the host never
+# asks the device whether a step was skipped; if one is not constant, the host must ask.
 LAGGED = tb.Spring(k=0.2, m1=inf, m2=1.0)
 SPECTATORS = {
     "constant": {"short": tb.methods.ema(0.95), "lagged": LAGGED},
