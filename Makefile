@@ -35,9 +35,11 @@ test: setup ## all tests but the slow ones, with coverage; under 8 minutes on 2 
 test-all: test ## `make test`, then the slow ones: several processes, a browser, kills and a small soak
 	$(PYTEST) -m slow tests
 
-soak: setup ## ten minutes of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints
-	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 \
-		$(PYTEST) --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py tests/behaviour/test_fuzz_checkpoint.py
+soak: setup ## half an hour of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints, 10,000 runs of random events, exceptions at every line
+	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 TORCHBELAY_EVENTS=10000 TORCHBELAY_LINES=1 \
+		$(PYTEST) --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py \
+		tests/behaviour/test_fuzz_checkpoint.py tests/behaviour/test_events.py \
+		tests/behaviour/test_interrupted_step.py tests/behaviour/test_interrupted_swap.py
 
 lint: setup ## style, types and the direction of imports
 	$(BIN)/ruff format --check .

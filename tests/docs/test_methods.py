@@ -50,7 +50,7 @@ def test_a_row_has_the_four_numbers_of_the_code(name: str) -> None:
 
 def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     exec(compile("\n".join(blocks), "methods.md", "exec"), {})
     assert "'tension'" in capsys.readouterr().out
 
