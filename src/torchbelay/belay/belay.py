@@ -1,12 +1,12 @@
 """The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchbelay._version import __version__
@@ -15,13 +15,12 @@ from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn
 
-from . import checkpoint, company, export, files, modules, shard
+from . import checkpoint, company, export, files, modules, shard, stats
 from .average import MAIN, Average, Rule, as_rule
 from .averages import Averages
 from .clock import Clock
-from .options import OptionArguments, Options
+from .options import OptionArguments, Options, check_dtype
 from .signals import signals_held
-from .stats import stats
 from .stepper import Stepper
 from .swap import Swap, overwrite
 from .unseen import Unseen
@@ -176,8 +175,6 @@ class Belay:
         if self._stepper.attached and not seen and not company.own_tensors():
             self._unseen.look(self._averages.parameters, self._optimizer)
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
         """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
 
@@ -187,25 +184,46 @@ class Belay:
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time. Every rank must call; the other ranks get {}.
         """
+        state = self._exported(name, shard.gathered if full else modules.copied)
+        return state if not full or shard.is_first_rank() else {}
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _exported(self, name: str, take: Callable[[Tensor], Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
         average = self._average(name)
         if self._stepper.swap is None:
             self._averages.follow_model()
-        take = shard.gathered if full else modules.copied
-        state = export.with_average(self._model, average, self._stepper, take)
+        return export.with_average(self._model, average, self._stepper, take, dtype)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def model_state_dict(self, *, full: bool = False) -> dict[str, Any]:
+        """Return copies of the model's own weights and buffers, also inside `averaged()`, as the plain model has them.
+
+        Sharded tensors stay sharded, unless `full`: see `average_state_dict`.
+        """
+        self._stepper.backend.wait()
+        self._stepper.settled_swap()
+        state = modules.state_dict_with(self._model, company.own_tensors(), shard.gathered if full else modules.copied)
         return state if not full or shard.is_first_rank() else {}
 
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, dtype: torch.dtype | None = None) -> None:
         """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
 
         The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
-        torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
+        torchbelay. With a sharded or replicated model every rank must call; the first rank writes. `load_average`
+        reads the file.
+
+        `dtype` is that of the floating-point tensors in the file; None: each has the model's. With torch.float32, the
+        average of a 16-bit model is saved as it is kept, unrounded.
         """
-        export.require()
+        export.require("save_average()", "torch.save(belay.average_state_dict(full=True), path)")
+        check_dtype(dtype)
         average = self._average(name)
         spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
         if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
             files.destination(path)
-        state = self.average_state_dict(name, full=True)
+        state = self._exported(name, shard.gathered, dtype)
         if not shard.is_first_rank():
             return
         methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
@@ -245,14 +263,31 @@ class Belay:
         return self._clock.count
 
     @torch.no_grad()
-    def stats(self) -> dict[str, float | int | str]:
-        """Return numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
+    def stats(self, prefix: str = "") -> dict[str, float | int]:
+        """Return numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate.
 
         "effective_lr" is that of the optimizer's first group, "effective_lr/1", … are those of the others. If methods
-        differ within a group, the group's first parameter counts. With a sharded model every rank must call.
+        differ within a group, the group's first parameter counts. `prefix` is put before every name. With a sharded
+        model every rank must call.
         """
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix={prefix!r} is not a text; give one as 'belay/', or leave it out")
         self._average(MAIN)
-        return stats(self._averages, self._stepper.swap, self.step)
+        found = stats.stats(self._averages, self._stepper.swap, self.step)
+        return {prefix + name: number for name, number in found.items()}
+
+    @property
+    def regime(self) -> str | dict[str, str]:
+        """The kind of motion: a spring's regime, for another method its name; by parameter's name if they differ."""
+        return stats.regimes(self._averages)
+
+    @property
+    def decay(self) -> float | dict[str, float]:
+        """The share 1 − b of itself that the average kept at its last coupling; by parameter's name if they differ.
+
+        Before the first coupling it is that of the first. The warm-ups and schedules of a method show here.
+        """
+        return stats.decays(self._averages, self.step)
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -347,11 +347,12 @@ def _same_names(what: str, saved: Any, here: Iterable[str]) -> None:
     missing, unexpected = sorted(set(here) - set(saved)), sorted(set(saved) - set(here))
     if missing or unexpected:
         parts = [
-            f"{label}: {_some(names)}" for label, names in (("missing", missing), ("unexpected", unexpected)) if names
+            f"{label}: {some(names)}" for label, names in (("missing", missing), ("unexpected", unexpected)) if names
         ]
         raise ValueError(f"the {what} in the checkpoint differ from this model's; {'; '.join(parts)}")
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """Return the first of many names, for a message."""
     shown = ", ".join(map(repr, names[:4]))
     return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -162,6 +162,26 @@ def _slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
         _put_back(undo)
 
 
+@contextmanager
+def plain(root: nn.Module) -> Iterator[nn.Module]:
+    """Give the model inside its wrappers, and take those around its parts away for a moment: its names are clean."""
+    reshard(root)
+    modules = [module for _, _, module in walk(root)]
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        try:
+            for module in modules:
+                for name, child in module._modules.items():
+                    if child is not None and _wrapped_under(type(child)) is not None:
+                        undo.append((module._modules, name, child))
+                        module._modules[name] = next(walk(child))[2]
+            yield modules[0]
+        finally:
+            _put_back(undo)
+    finally:
+        _put_back(undo)
+
+
 def _put_back(undo: list[tuple[dict[str, Any], str, Any]]) -> None:
     for slots, name, tensor in undo:
         if slots[name] is not tensor:

@@ -1,17 +1,23 @@
-"""Numbers of an average that are worth logging."""
+"""Numbers of an average that are worth logging, and the kind and strength of its motion."""
+
+from typing import TypeVar
 
 import torch
 
 from torchbelay.ops import arithmetic
+from torchbelay.physics.method import Method
 
 from . import company, shard
 from .average import MAIN, Entry
 from .averages import Averages
+from .cohort import decay, regime
 from .swap import Swap
 
+T = TypeVar("T")
 
-def stats(averages: Averages, swap: Swap | None, step: int) -> dict[str, float | int | str]:
-    """Return step, tension, its ratio to the weights, effective learning rates, and the kind of motion."""
+
+def stats(averages: Averages, swap: Swap | None, step: int) -> dict[str, float | int]:
+    """Return step, tension, its ratio to the weights, and effective learning rates."""
     average = averages.each[MAIN]
     if swap is None:
         average.refuse_other_shapes()
@@ -23,8 +29,37 @@ def stats(averages: Averages, swap: Swap | None, step: int) -> dict[str, float |
         "tension": tension,
         "tension_ratio": tension / size if size else 0.0,
         **{f"effective_lr/{group}" if group else "effective_lr": rate for group, rate in rates.items()},
-        "regime": ", ".join(sorted({cohort.regime for cohort in average.cohorts})),
     }
+
+
+def regimes(averages: Averages) -> str | dict[str, str]:
+    """Return the kind of motion, or the kinds by the parameters' names if they differ."""
+    return _one_or_all({name: regime(method) for name, method, _, _ in _moved(averages, 0)})
+
+
+def decays(averages: Averages, step: int) -> float | dict[str, float]:
+    """Return the decay of the last coupling, or the decays by the parameters' names if they differ."""
+    found: dict[tuple[int, int, int], float] = {}  # many parameters share a method
+    every = averages.each[MAIN].every
+    values: dict[str, float] = {}
+    for name, method, group, born in _moved(averages, step):
+        key = (id(method), group, born)
+        if key not in found:
+            found[key] = decay(method, step - born, averages.parameters.lr(group) or 0.0, every)
+        values[name] = found[key]
+    return _one_or_all(values)
+
+
+def _moved(averages: Averages, step: int) -> list[tuple[str, Method, int, int]]:
+    """Return name, method, group and first step of each parameter; before the averages begin, those it will have."""
+    if averages.began:
+        return [(e.name, e.method, e.group, e.born) for e in averages.each[MAIN].entries.values()]
+    return [(w.name, w.method, w.group, step) for w in averages.wanted()[MAIN]]
+
+
+def _one_or_all(values: dict[str, T]) -> T | dict[str, T]:
+    different = set(values.values())
+    return different.pop() if len(different) == 1 else values
 
 
 def _norms(entries: list[Entry], swap: Swap | None) -> list[float]:
