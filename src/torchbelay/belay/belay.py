@@ -15,7 +15,7 @@ from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn
 
-from . import checkpoint, company, export, files, modules, shard, stats
+from . import checkpoint, company, export, files, folders, modules, pretrained, shard, stats
 from .average import MAIN, Average, Rule, as_rule
 from .averages import Averages
 from .clock import Clock
@@ -220,8 +220,7 @@ class Belay:
         export.require("save_average()", "torch.save(belay.average_state_dict(full=True), path)")
         check_dtype(dtype)
         average = self._average(name)
-        spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
-        if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
+        if shard.is_first_rank() and not self._is_spread():
             files.destination(path)
         state = self._exported(name, shard.gathered, dtype)
         if not shard.is_first_rank():
@@ -234,6 +233,29 @@ class Belay:
             "torchbelay": __version__,
         }
         export.write(path, state, about)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def save_pretrained(self, folder: str | os.PathLike[str], name: str = MAIN, **how: Any) -> None:
+        """Write the average by the model's own `save_pretrained` (Transformers, diffusers, PEFT), whole or not at all.
+
+        The folder loads with `from_pretrained`. Other files in it stay. `how` is passed on, as `max_shard_size="2GB"`.
+        With a sharded or replicated model every rank must call; the first rank writes.
+        """
+        pretrained.check(self._model, how)
+        average = self._average(name)
+        if not self._is_spread():
+            folders.destination(folder)
+        if self._stepper.swap is None:
+            self._averages.follow_model()
+        replaced = export.replacement(self._model, average, self._stepper)
+        replaced = pretrained.gathered(self._model, replaced)
+        if shard.is_first_rank():
+            pretrained.save(self._model, folder, replaced, how)
+
+    def _is_spread(self) -> bool:
+        """Whether ranks gather together: a path that one of them refused before would let the others wait."""
+        return any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
 
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""

@@ -107,7 +107,7 @@ def state_dict_with(
     modules = list(walk(root))
     clean_of = {spelled: clean for clean, spellings, _ in modules for spelled in spellings}
     _, (*_, lead), inner = modules[0]  # asked of the innermost root, its own wrappers do not appear in the keys
-    with _slots_hold(root, replaced):
+    with slots_hold(root, replaced):
         found = inner.state_dict()
     replaced.clear()
 
@@ -143,7 +143,7 @@ def _identity(tensor: Tensor) -> tuple[Any, ...] | None:
 
 
 @contextmanager
-def _slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
+def slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
     """Let the modules' parameter and buffer slots point to other tensors for a moment."""
     undo: list[tuple[dict[str, Any], str, Any]] = []
     # Twice, for an exception may come at any line, also of putting the tensors back.
