@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torchbelay.ops import arithmetic
 from torchbelay.physics.warnings import warn
 
-from . import buffers, checkpoint, modules
-from .average import MAIN, Average, Entry, Wanted
+from . import buffers, checkpoint, modules, revision
+from .average import MAIN, Average, Entry, Rule, Wanted
 from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
@@ -183,6 +183,25 @@ class Averages:
         for average in self:
             average.rename(names)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def change(self, name: str, rule: Rule, check: Callable[[list[Wanted]], None]) -> None:
+        """Let an average go on with other methods; refuses, as `check` may, before anything changes."""
+        average = self.each[name]
+        trial = average.like(rule)
+        wanted = self._parameters_now().wanted([trial])[name]
+        check(wanted)
+        followers = self._new_followers(trial)
+        if self.began:
+            known = {id(e.w1) for e in average.entries.values()}
+            new = [each for each in wanted if id(each.parameter) not in known]
+            if self.guard is not None and new:
+                self.guard.check(_distinct({name: new}))
+            revision.change(average, rule, wanted)
+            average.adopt(new, born=self._clock.count, dtype=self._options.dtype)
+            average.followers = revision.changed_followers(average, followers)
+        average.rule, self._wanted[name] = rule, wanted
+
     # Learning rates ----------------------------------------------------------------------------------------------
 
     def lr(self, cohort: Cohort) -> float:
@@ -286,8 +305,8 @@ class Averages:
             }
         return found
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, once it is known to fit."""
+    def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on from a state, once it is known to fit; unless `strict`, it is made to fit, with a warning."""
         parameters = self._parameters_now()
         wanted = parameters.wanted(self.each.values())
         self.fit_buffers()
@@ -297,7 +316,12 @@ class Averages:
             name: {each: (b, self._kept_dtype(average.buffers.get(each), b)) for each, b in now.items()}
             for name, average in self.each.items()
         }
+        notes: list[str] = []
+        if not strict:
+            state, notes = revision.revised(state, self._options, expected, homes)
         saved = checkpoint.checked(state, self._options, expected, homes)
+        if notes:
+            warn(f"this state is of another Belay: {'; '.join(notes)}")
         self.parameters, self._wanted = parameters, wanted
         self._clock.set(state["step"])
         self.began = bool(state["began"])
@@ -334,7 +358,7 @@ class Averages:
 
     def _blank(self, average: Average, wanted: list[Wanted], device: str | None = None) -> Average:
         """Return what an average would be if it began now."""
-        blank = Average(average.name, average.rule, pulls=average.pulls, hosted=average.hosted, every=average.every)
+        blank = average.like(average.rule)
         blank.adopt(wanted, born=self._clock.count, dtype=self._options.dtype, device=device)
         blank.followers = average.followers if self.began else self._new_followers(average)
         return blank

@@ -16,7 +16,7 @@ from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn
 
 from . import checkpoint, company, export, files, folders, modules, pretrained, shard, stats
-from .average import MAIN, Average, Rule, as_rule
+from .average import MAIN, Average, Rule, Wanted, as_rule
 from .averages import Averages
 from .clock import Clock
 from .options import OptionArguments, Options, check_dtype
@@ -276,6 +276,25 @@ class Belay:
         self._stepper.forget_the_step()
         self._remember_weights()
 
+    def change(self, method: Method | Rule, name: str = MAIN) -> None:
+        """Let an average go on with another method, as a decay that is larger from now on.
+
+        Its values and ages stay, so warm-ups do not begin again. Velocities that are new begin at 0, a method that
+        remembers learning rates begins without memory, and a parameter that was not averaged at the weights as they
+        are. A CUDA graph that was captured before replays the old method: capture it again.
+        """
+        self._refuse_now("change")
+        rule, average = as_rule(method), self._average(name)
+
+        def check(wanted: list[Wanted]) -> None:
+            if not wanted:
+                raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
+            if average.pulls:
+                company.refuse_second_pull(self._stepper, pulled_by(wanted))
+                warn_of_feedback(wanted, self._optimizer, rounding=self._options.rounding)
+
+        self._averages.change(name, rule, check)
+
     # Numbers and checkpoints -----------------------------------------------------------------------------------------
 
     @property
@@ -340,15 +359,20 @@ class Belay:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a `state_dict()`; a state that does not fit is refused and changes nothing.
 
         A state of one process fits a sharded model too. Shards that another rank saved are refused. Use
         torch.distributed.checkpoint to change the number of ranks.
+
+        With strict=False, another decay, method, dtype, option or set of spectators or parameters is taken, with a
+        warning that says what changed. Values and ages go on. A spectator that is new begins at the checkpoint's
+        average, and a parameter that is new at the weights: load those into the model first. Velocities that are new
+        begin at 0, and a method that changed without memory of past learning rates. Other shapes are refused.
         """
         self._refuse_now("load_state_dict")
         self._stepper.backend.wait()
-        self._averages.load(state)
+        self._averages.load(state, strict=strict)
         self._stepper.forget_the_step()
         self._unseen.forget()
 

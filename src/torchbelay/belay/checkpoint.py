@@ -34,7 +34,9 @@ FORMAT = 2
 LARGEST = 1 << 63  # what a count on a device can be
 SLOTS = {"weights": "w2", "velocities1": "v1", "velocities2": "v2"}  # what a checkpoint calls an entry's tensors
 # What may be empty: torch's conversion of a distributed checkpoint to a file leaves such dicts out.
-_EMPTY: dict[str, Any] = {"velocities1": {}, "velocities2": {}, "buffers": {}, "memories": {}}
+EMPTY: dict[str, Any] = {"velocities1": {}, "velocities2": {}, "buffers": {}, "memories": {}}
+
+_OR = "or take what has changed by load_state_dict(state, strict=False)"
 
 Memories = Mapping[int, tuple[float, ...]]  # by a method's id: what it remembered before a step that is under way
 Homes = Mapping[str, tuple[Tensor, torch.dtype]]  # by name: a buffer of the model, and the dtype of its average
@@ -127,7 +129,7 @@ def checked(
     buffers: Mapping[str, Homes],
 ) -> dict[str, Mapping[str, Any]]:
     """Return what a state has of each average; refuse one that does not fit the averages and their buffers."""
-    if not isinstance(state, Mapping) or not any(_equal(state.get("format"), known) for known in (1, FORMAT)):
+    if not is_state(state):
         raise ValueError(
             f"this is not the state of a Belay: it needs what Belay.state_dict() returned (format 1 or {FORMAT})"
         )
@@ -135,8 +137,8 @@ def checked(
         _check_options(state["options"], options)
         _same_names("averages", state["averages"], expected)
         _whole("step", state["step"])
-        for flag in ("ahead", "began"):
-            _flag(flag, state[flag])
+        for each in ("ahead", "began"):
+            flag(each, state[each])
         if state["ahead"]:
             raise ValueError(
                 "this state was saved by version 0.1.0 after a step that raised, and averages that follow the weights "
@@ -145,8 +147,8 @@ def checked(
             )
         found: dict[str, Mapping[str, Any]] = {}
         for name, average in expected.items():
-            found[name] = saved = _EMPTY | state["averages"][name]
-            if not _named("weights", saved["weights"]):
+            found[name] = saved = EMPTY | state["averages"][name]
+            if not named("weights", saved["weights"]):
                 raise ValueError(f"this state of a Belay is damaged: its average {name!r} holds no weights")
             _check_average(average, saved, state["step"], state["format"])
             _check_buffers(average, saved, buffers[name], state["format"], averaged=options.buffers == "average")
@@ -154,7 +156,17 @@ def checked(
                 _check_rows(average, saved["own_buffers"], state["step"])
         return found
     except (KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}") from problem
+        raise damage(problem) from problem
+
+
+def is_state(state: object) -> bool:
+    """Whether this is the state of a Belay, in a format that is known."""
+    return isinstance(state, Mapping) and any(equal(state.get("format"), known) for known in (1, FORMAT))
+
+
+def damage(problem: Exception) -> ValueError:
+    """Return the error for a state in which something is missing or of another type."""
+    return ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}")
 
 
 def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
@@ -200,10 +212,10 @@ def _remembering(method: Any, memory: tuple[float, ...]) -> Any:
 
 def _check_options(saved: Mapping[str, Any], options: Options) -> None:
     for name, now in options.saved().items():
-        if not _equal(_named("options", saved)[name], now):
+        if not equal(named("options", saved)[name], now):
             raise ValueError(
                 f"{name} differs: {saved[name]!r} in the checkpoint, {now!r} here; build Belay with "
-                f"{name}={saved[name]!r}"
+                f"{name}={saved[name]!r}, {_OR}"
             )
 
 
@@ -238,7 +250,7 @@ def _check_buffers(
 ) -> None:
     """Refuse buffers that do not fit. Averaged ones may be cast up, and in format 1 they had the model's dtype."""
     if not (averaged and isinstance(saved["own_buffers"], list)):
-        _flag("own_buffers", saved["own_buffers"])
+        flag("own_buffers", saved["own_buffers"])
     _same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
     for name, tensor in saved["buffers"].items():
         buffer, dtype = buffers[name]
@@ -278,11 +290,20 @@ def _texts(method: Method, version: int) -> tuple[str, ...]:
     return (describe(method), plain) if version == 1 else (describe(method),)
 
 
+def is_same_method(found: Any, method: Method, version: int) -> bool:
+    """Whether a state of this format tells this method."""
+    return _is_told(found, _texts(method, version))
+
+
+def _is_told(found: Any, texts: tuple[str, ...]) -> bool:
+    return isinstance(found, str) and any(same(found, text) for text in texts)
+
+
 def _check_method(what: str, found: Any, texts: tuple[str, ...]) -> None:
-    if not isinstance(found, str) or not any(same(found, text) for text in texts):
+    if not _is_told(found, texts):
         raise ValueError(
             f"the method of {what} differs: {found} in the checkpoint, {texts[0]} here; build Belay with the "
-            "checkpoint's method"
+            f"checkpoint's method, {_OR}"
         )
 
 
@@ -305,18 +326,20 @@ def _whole(what: str, value: Any) -> None:
         raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is not a count")
 
 
-def _equal(saved: Any, here: int | str) -> bool:
+def equal(saved: Any, here: int | str) -> bool:
     """Whether the two are the same; a damaged state may hold anything, even tensors, whose == returns a tensor."""
     return type(saved) is type(here) and bool(saved == here)
 
 
-def _named(what: str, saved: Any) -> Mapping[str, Any]:
+def named(what: str, saved: Any) -> Mapping[str, Any]:
+    """Return a part of a state that must be a dict; refuse any other."""
     if not isinstance(saved, Mapping):
         raise ValueError(f"{what} in this state of a Belay is damaged: {type(saved).__name__} is no dict")
     return saved
 
 
-def _flag(what: str, value: Any) -> None:
+def flag(what: str, value: Any) -> None:
+    """Refuse a part of a state that must be 0 or 1."""
     if not isinstance(value, int) or value not in (0, 1):
         raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is neither 0 nor 1")
 
@@ -331,7 +354,7 @@ def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) 
     if saved.dtype != here.dtype:
         raise ValueError(
             f"the dtype of {what} differs: {saved.dtype} in the checkpoint, {here.dtype} here; build Belay with "
-            f"dtype={saved.dtype} (a silent cast would lose what the average knows)"
+            f"dtype={saved.dtype} (a silent cast would lose what the average knows), {_OR}"
         )
     if saved.is_meta or saved.layout != here.layout:
         raise ValueError(f"{what} is damaged: it has no values that could be copied")
@@ -343,13 +366,13 @@ def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) 
 
 
 def _same_names(what: str, saved: Any, here: Iterable[str]) -> None:
-    _named(what, saved)
+    named(what, saved)
     missing, unexpected = sorted(set(here) - set(saved)), sorted(set(saved) - set(here))
     if missing or unexpected:
         parts = [
             f"{label}: {some(names)}" for label, names in (("missing", missing), ("unexpected", unexpected)) if names
         ]
-        raise ValueError(f"the {what} in the checkpoint differ from this model's; {'; '.join(parts)}")
+        raise ValueError(f"the {what} in the checkpoint differ from this model's; {'; '.join(parts)} ({_OR})")
 
 
 def some(names: list[str]) -> str:
