@@ -13,7 +13,6 @@ from . import company, modules
 from .checkpoint import some
 from .export import require
 from .shard import is_sharded, part_for, with_local
-from .validate import check_model
 
 
 @torch.inference_mode(False)
@@ -39,7 +38,8 @@ def load_average(path: str | os.PathLike[str], model: nn.Module) -> dict[str, st
     >>> torch.equal(plain.weight, model.weight)
     True
     """
-    check_model(model)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that was averaged")
     if any(id(tensor) in company.own_tensors() for tensor in (*model.parameters(), *model.buffers())):
         raise RuntimeError("load_average() inside averaged(): the weights come back on leaving; leave the block first")
     state, about = _read(Path(path))

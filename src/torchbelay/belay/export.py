@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from . import company, modules
-from .average import Average, average_dtype
+from .average import WholeAverage, average_dtype
 from .files import replacing
 from .swapped_buffers import fitting
 
 
 def with_average(
     model: nn.Module,
-    average: Average,
+    average: WholeAverage,
     member: company.Member,
     take: Callable[[Tensor], Any],
     dtype: torch.dtype | None = None,
@@ -32,7 +32,7 @@ def with_average(
 
 
 def replacement(
-    model: nn.Module, average: Average, member: company.Member, *, rounded: bool = True
+    model: nn.Module, average: WholeAverage, member: company.Member, *, rounded: bool = True
 ) -> dict[int, Tensor]:
     """Return what the model's slots must hold instead of what they hold now, by id, so that the average is in them.
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import folders, modules, shard
+from .models import Loose, Several
 
 _OURS = ("state_dict", "save_directory", "is_main_process", "push_to_hub", "distributed_checkpoint")
 _CARD = "README.md"  # PEFT updates the one that it finds
@@ -19,6 +20,11 @@ _CARD = "README.md"  # PEFT updates the one that it finds
 
 def check(model: nn.Module, how: Mapping[str, Any]) -> None:
     """Refuse a model or arguments with which no folder could be written, before anything is gathered."""
+    if isinstance(model, Several | Loose):
+        raise TypeError(
+            "save_pretrained() is for one model, and this Belay averages several, or tensors without one; use "
+            "save_average(path), or a Belay for each model"
+        )
     inner = next(modules.walk(model))[2]
     kind = type(inner).__name__
     if not callable(getattr(inner, "save_pretrained", None)):

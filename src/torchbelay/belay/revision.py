@@ -13,9 +13,9 @@ from torch import Tensor
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Remembers
 
-from .average import MAIN, Average, Entry, Rule, Wanted, key_of
+from .average import MAIN, Average, Entry, Wanted, key_of
 from .buffers import follower, is_averaged
-from .checkpoint import EMPTY, FORMAT, SLOTS, Homes, damage, equal, flag, is_same_method, is_state, named, some
+from .checkpoint import EMPTY, FORMAT, SLOTS, Homes, damaged, equal, flag, is_same_method, is_state, named, some
 from .cohort import Cohort, inertias
 from .options import Options
 
@@ -26,27 +26,28 @@ Saved = Mapping[str, Any]
 
 
 def revised(
-    state: Any, options: Options, expected: Mapping[str, Average], homes: Mapping[str, Homes]
-) -> tuple[Any, list[str]]:
-    """Return a state that fits these averages, as far as it can be made to, and what was changed about it, in words.
+    state: Any, options: Options, expected: Mapping[str, Average], homes: Mapping[str, Homes], notes: list[str]
+) -> Any:
+    """Return a state that fits these averages, as far as it can be made to; `notes` get what was changed, in words.
 
     An average that is new begins at the checkpoint's main one, a parameter that is new at the weights. Shapes are not
     changed: the check of a state refuses those that differ.
     """
     if not is_state(state):
-        return state, []
+        return state
     try:
         flag("began", state["began"])
-        notes = _options_that_differ(named("options", state["options"]), options, began=bool(state["began"]))
+        found = _options_that_differ(named("options", state["options"]), options, began=bool(state["began"]))
         gone = sorted(named("averages", state["averages"]).keys() - expected.keys())
-        notes += [f"the spectator(s) {some(gone)} of the checkpoint are dropped"] if gone else []
+        found += [f"the spectator(s) {some(gone)} of the checkpoint are dropped"] if gone else []
+        notes += [note for note in found if note not in notes]  # several optimizers have these in common
         averages = {
             name: _Revision(state, average, homes[name], options, notes).made() for name, average in expected.items()
         }
         kept = {key: state[key] for key in ("step", "ahead", "began")}
     except (KeyError, TypeError, AttributeError) as problem:
-        raise damage(problem) from problem
-    return {"format": FORMAT, **kept, "options": options.saved(), "averages": averages}, notes
+        raise damaged(problem) from problem
+    return {"format": FORMAT, **kept, "options": options.saved(), "averages": averages}
 
 
 def _options_that_differ(saved: Saved, options: Options, *, began: bool) -> list[str]:
@@ -130,8 +131,9 @@ class _Revision:
                 self._note(f"{label} was kept in {there} and is kept in {here} from now on")
 
     def _note(self, text: str) -> None:
+        text = text if self._began else f"{text} (it has not begun yet)"
         if text not in self._notes:
-            self._notes.append(text if self._began else f"{text} (it has not begun yet)")
+            self._notes.append(text)
 
     # Buffers -----------------------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class _Revision:
         if isinstance(found, list) and not all(isinstance(row, list) and len(row) == 4 for row in found):
             raise TypeError("own_buffers")
         known = {row[0]: row for row in found} if isinstance(found, list) else {}
-        first = next(iter(self._found["ages"].values()))  # in format 1 buffers had the age of the first parameter
+        first = next(iter(self._found["ages"].values()), 0)  # in format 1 buffers had the age of the first parameter
         rows = []
         for name, cohort in self._average.followers.items():
             _, text, age, memory = known.get(name, (name, "", first, []))
@@ -182,16 +184,18 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 # A live average -----------------------------------------------------------------------------------------------------
 
 
-def change(average: Average, rule: Rule, wanted: Iterable[Wanted]) -> None:
-    """Let an average go on with other methods, and drop parameters that are not wanted any more.
+def change(average: Average, wanted: Iterable[Wanted]) -> list[Wanted]:
+    """Let an average go on with other methods, and drop parameters that are not wanted; return those that are new.
 
     Its tensors stay where they are.
     """
     known = {id(e.w1): e for e in average.entries.values()}
     own: dict[tuple[int, int, int], Any] = {}
     entries: dict[str, Entry] = {}
+    new: list[Wanted] = []
     for each in wanted:
         if id(each.parameter) not in known:
+            new.append(each)
             continue
         old, method = known[id(each.parameter)], each.method
         key = (id(method), each.group, old.born)  # a memory is that of one age
@@ -201,9 +205,10 @@ def change(average: Average, rule: Rule, wanted: Iterable[Wanted]) -> None:
             for inertia, v in zip(inertias(method), (old.v1, old.v2), strict=True)
         )
         entries[each.name] = Entry(each.name, old.w1, old.w2, v1, v2, fresh, each.group, old.born)
-    average.rule, average.entries = rule, entries
+    average.entries = entries
     for entry in entries.values():
         average.tell(entry.method)
+    return new
 
 
 def changed_followers(average: Average, made: Mapping[str, Cohort]) -> dict[str, Cohort]:

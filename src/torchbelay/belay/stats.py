@@ -9,52 +9,54 @@ from torchbelay.physics.method import Method
 
 from . import company, shard
 from .average import MAIN, Entry
-from .averages import Averages
 from .cohort import decay, regime
+from .parts import Part, Parts
 from .swap import Swap
 
 T = TypeVar("T")
 
 
-def stats(averages: Averages, swap: Swap | None, step: int) -> dict[str, float | int]:
+def stats(parts: Parts) -> dict[str, float | int]:
     """Return step, tension, its ratio to the weights, and effective learning rates."""
-    average = averages.each[MAIN]
+    average, swap = parts.averages[MAIN], parts.member.swap
     if swap is None:
         average.refuse_other_shapes()
     entries = list(average.entries.values())
     tension, size = _norms(entries, swap)
-    rates = averages.effective_lrs(average)
     return {
-        "step": step,
+        "step": parts.step,
         "tension": tension,
         "tension_ratio": tension / size if size else 0.0,
-        **{f"effective_lr/{group}" if group else "effective_lr": rate for group, rate in rates.items()},
+        **{f"effective_lr/{group}" if group else "effective_lr": rate for group, rate in parts.effective_lrs()},
     }
 
 
-def regimes(averages: Averages) -> str | dict[str, str]:
+def regimes(parts: Parts) -> str | dict[str, str]:
     """Return the kind of motion, or the kinds by the parameters' names if they differ."""
-    return _one_or_all({name: regime(method) for name, method, _, _ in _moved(averages, 0)})
+    return _one_or_all({name: regime(method) for part in parts.each for name, method, _, _ in _moved(part)})
 
 
-def decays(averages: Averages, step: int) -> float | dict[str, float]:
+def decays(parts: Parts) -> float | dict[str, float]:
     """Return the decay of the last coupling, or the decays by the parameters' names if they differ."""
     found: dict[tuple[int, int, int], float] = {}  # many parameters share a method
-    every = averages.each[MAIN].every
     values: dict[str, float] = {}
-    for name, method, group, born in _moved(averages, step):
-        key = (id(method), group, born)
-        if key not in found:
-            found[key] = decay(method, step - born, averages.parameters.lr(group) or 0.0, every)
-        values[name] = found[key]
+    for part in parts.each:
+        part.stepper.settle()
+        for name, method, group, age in _moved(part):
+            key = (id(method), group, age)
+            if key not in found:
+                lr = part.averages.parameters.lr(group) or 0.0
+                found[key] = decay(method, age, lr, part.options.every)
+            values[name] = found[key]
     return _one_or_all(values)
 
 
-def _moved(averages: Averages, step: int) -> list[tuple[str, Method, int, int]]:
-    """Return name, method, group and first step of each parameter; before the averages begin, those it will have."""
-    if averages.began:
-        return [(e.name, e.method, e.group, e.born) for e in averages.each[MAIN].entries.values()]
-    return [(w.name, w.method, w.group, step) for w in averages.wanted()[MAIN]]
+def _moved(part: Part) -> list[tuple[str, Method, int, int]]:
+    """Return name, method, group and age of each parameter; before the averages begin, those that it will have."""
+    if part.averages.began:
+        step, entries = part.clock.count, part.averages.each[MAIN].entries.values()
+        return [(e.name, e.method, e.group, step - e.born) for e in entries]
+    return [(w.name, w.method, w.group, 0) for w in part.averages.wanted()[MAIN]]
 
 
 def _one_or_all(values: dict[str, T]) -> T | dict[str, T]:
