@@ -14,7 +14,7 @@ from torchbelay.physics import arguments
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
 
-from . import checkpoint, company, export, files, folders, modules, pretrained, shard, stats
+from . import checkpoint, company, export, files, folders, modules, optimizer_state, pretrained, shard, stats
 from .average import MAIN, Rule, WholeAverage, as_rule
 from .models import as_given, as_loose
 from .options import OptionArguments, Options, check_dtype
@@ -39,7 +39,10 @@ class Belay:
             (name, parameter) -> method, which returns None for a parameter that is not to be averaged. With
             buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
-        replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
+        replace: detach a Belay that pulls these parameters already, or is saved with this optimizer; without it, a
+            second one is refused.
+        save_with_optimizer: let the averages be in what `optimizer.state_dict()` returns, and load them with it. Who
+            saves the optimizer (any trainer, torch.distributed.checkpoint) saves them. No other call is needed.
         **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
             `torchbelay.options.Options`.
 
@@ -68,6 +71,7 @@ class Belay:
         *,
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
+        save_with_optimizer: bool = False,
         **options: Unpack[OptionArguments],
     ) -> None:
         rules = _rules(method, spectators)
@@ -76,7 +80,10 @@ class Belay:
         self._optimizer = self._parts.first.optimizer
         self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
         self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
+        if save_with_optimizer:
+            optimizer_state.check(self._parts, replace=replace)
         self._parts.attach(replace=replace)
+        (optimizer_state.attach if save_with_optimizer else optimizer_state.watch)(self._parts)
 
     @classmethod
     def from_parameters(
@@ -87,6 +94,7 @@ class Belay:
         *,
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
+        save_with_optimizer: bool = False,
         **options: Unpack[OptionArguments],
     ) -> Self:
         """Average tensors without a module: those that were given, and nothing else that the optimizer holds.
@@ -104,7 +112,8 @@ class Belay:
         tensor([0.5000, 0.5000])
         """
         loose = as_loose(params)
-        return cls(loose, optimizer, method, spectators=spectators, replace=replace, **options)
+        how = {"replace": replace, "save_with_optimizer": save_with_optimizer}
+        return cls(loose, optimizer, method, spectators=spectators, **how, **options)
 
     # The step ----------------------------------------------------------------------------------------------------
 
