@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import company, modules
-from .checkpoint import some
+from .checks import some
 from .export import require
 from .shard import is_sharded, part_for, with_local
 

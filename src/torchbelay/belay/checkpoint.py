@@ -26,17 +26,15 @@ from torchbelay.physics.method import Method, Remembers
 
 from .average import Average, Entry, WholeAverage, key_of
 from .buffers import follower, is_averaged
+from .checks import OR_CHANGE, check_age, check_memory, damaged, equal, fits, flag, named, same_names, whole
 from .cohort import Cohort, inertias
 from .options import Options
-from .shard import local, part_for, why_not_like
+from .shard import local, part_for
 
 FORMAT = 2
-LARGEST = 1 << 63  # what a count on a device can be
 SLOTS = {"weights": "w2", "velocities1": "v1", "velocities2": "v2"}  # what a checkpoint calls an entry's tensors
 # What may be empty: torch's conversion of a distributed checkpoint to a file leaves such dicts out.
 EMPTY: dict[str, Any] = {"velocities1": {}, "velocities2": {}, "buffers": {}, "memories": {}}
-
-_OR = "or take what has changed by load_state_dict(state, strict=False)"
 
 Memories = Mapping[int, tuple[float, ...]]  # by a method's id: what it remembered before a step that is under way
 Homes = Mapping[str, tuple[Tensor, torch.dtype]]  # by name: a buffer of the model, and the dtype of its average
@@ -135,8 +133,8 @@ def checked(
         )
     try:
         _check_options(state["options"], options)
-        _same_names("averages", state["averages"], expected)
-        _whole("step", state["step"])
+        same_names("averages", state["averages"], expected)
+        whole("step", state["step"])
         for each in ("ahead", "began"):
             flag(each, state[each])
         if state["ahead"]:
@@ -162,11 +160,6 @@ def checked(
 def is_state(state: object) -> bool:
     """Whether this is the state of a Belay, in a format that is known."""
     return isinstance(state, Mapping) and any(equal(state.get("format"), known) for known in (1, FORMAT))
-
-
-def damaged(problem: Exception) -> ValueError:
-    """Return the error for a state in which something could not be read."""
-    return ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}")
 
 
 def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
@@ -215,29 +208,29 @@ def _check_options(saved: Mapping[str, Any], options: Options) -> None:
         if not equal(named("options", saved)[name], now):
             raise ValueError(
                 f"{name} differs: {saved[name]!r} in the checkpoint, {now!r} here; build Belay with "
-                f"{name}={saved[name]!r}, {_OR}"
+                f"{name}={saved[name]!r}, {OR_CHANGE}"
             )
 
 
 def _check_average(average: Average, saved: Mapping[str, Any], step: int, version: int) -> None:
     where, entries = f"average {average.name!r}", average.entries
     for kind in ("weights", "ages", "methods"):
-        _same_names(f"{kind} of {where}", saved[kind], entries)
+        same_names(f"{kind} of {where}", saved[kind], entries)
     texts: dict[int, tuple[str, ...]] = {}
     for e in entries.values():
         if id(e.method) not in texts:
             texts[id(e.method)] = _texts(e.method, version)
         _check_method(f"{e.name!r} in {where}", saved["methods"][e.name], texts[id(e.method)])
-        _fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
-        _check_age(f"{e.name!r}", saved["ages"][e.name], step)
+        fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
+        check_age(f"{e.name!r}", saved["ages"][e.name], step)
         if isinstance(e.method, Remembers):
-            _check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
+            check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
     for i, (kind, slot) in enumerate(list(SLOTS.items())[1:]):
         swinging = {e.name for e in entries.values() if inertias(e.method)[i] is not None}
-        _same_names(f"{kind} of {where}", saved[kind], swinging)
+        same_names(f"{kind} of {where}", saved[kind], swinging)
         for each in swinging:
             entry = entries[each]
-            _fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
+            fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
 
 
 def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, version: int, *, averaged: bool) -> None:
@@ -248,14 +241,14 @@ def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, v
     """
     if not (averaged and isinstance(saved["own_buffers"], list)):
         flag("own_buffers", saved["own_buffers"])
-    _same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
+    same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
     for name, tensor in saved["buffers"].items():
         buffer, dtype = buffers[name]
         here = buffer if buffer.dtype == dtype else torch.empty(buffer.shape, dtype=dtype, device="meta")
         casts = isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version, averaged)
         if casts:
             here = torch.empty(buffer.shape, dtype=tensor.dtype, device="meta")
-        _fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
+        fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
 
 
 def _casts(found: torch.dtype, here: torch.dtype, version: int, averaged: bool) -> bool:
@@ -270,13 +263,13 @@ def _check_rows(average: Average, found: list[Any], step: int) -> None:
     where = f"average {average.name!r}"
     if not all(isinstance(row, list) and len(row) == 4 and isinstance(row[0], str) for row in found):
         raise ValueError(f"own_buffers of {where} in this state of a Belay is damaged: {found!r}")
-    _same_names(f"averaged buffers of {where}", {row[0]: row for row in found}, average.followers)
+    same_names(f"averaged buffers of {where}", {row[0]: row for row in found}, average.followers)
     for name, text, age, memory in found:
         method = average.followers[name].method
         _check_method(f"buffer {name!r} in {where}", text, _texts(method, FORMAT))
-        _check_age(f"buffer {name!r}", age, step)
+        check_age(f"buffer {name!r}", age, step)
         if isinstance(method, Remembers):
-            _check_memory(f"buffer {name!r} in {where}", memory, method)
+            check_memory(f"buffer {name!r} in {where}", memory, method)
         elif memory != []:
             raise ValueError(f"the memory of buffer {name!r} in {where} is damaged: {memory!r}, not an empty list")
 
@@ -301,79 +294,5 @@ def _check_method(what: str, found: Any, texts: tuple[str, ...]) -> None:
     if not _is_told(found, texts):
         raise ValueError(
             f"the method of {what} differs: {found} in the checkpoint, {texts[0]} here; build Belay with the "
-            f"checkpoint's method, {_OR}"
+            f"checkpoint's method, {OR_CHANGE}"
         )
-
-
-def _check_age(what: str, age: Any, step: int) -> None:
-    _whole(f"the age of {what}", age)
-    if age > step:
-        raise ValueError(f"the age of {what} in this state of a Belay is damaged: {age} of {step} steps")
-
-
-def _check_memory(what: str, memory: Any, method: Remembers) -> None:
-    numbers = isinstance(memory, list) and all(
-        isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in memory
-    )
-    if not numbers or len(memory) not in (0, method.remembers):
-        raise ValueError(f"the memory of {what} is damaged: {memory!r}, not {method.remembers} numbers")
-
-
-def _whole(what: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
-        raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is not a count")
-
-
-def equal(saved: Any, here: int | str) -> bool:
-    """Whether the two are the same; a damaged state may hold anything, even tensors, whose == returns a tensor."""
-    return type(saved) is type(here) and bool(saved == here)
-
-
-def named(what: str, saved: Any) -> Mapping[str, Any]:
-    """Return a part of a state that must be a dict; refuse any other."""
-    if not isinstance(saved, Mapping):
-        raise ValueError(f"{what} in this state of a Belay is damaged: {type(saved).__name__} is no dict")
-    return saved
-
-
-def flag(what: str, value: Any) -> None:
-    """Refuse a part of a state that is neither 0 nor 1."""
-    if not isinstance(value, int) or value not in (0, 1):
-        raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is neither 0 nor 1")
-
-
-def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) -> None:
-    if not isinstance(saved, Tensor):
-        raise ValueError(f"{what} is damaged: {type(saved).__name__} is not a tensor")
-    if saved.shape != here.shape:
-        raise ValueError(
-            f"the shape of {what} differs: {tuple(saved.shape)} in the checkpoint, {tuple(here.shape)} here"
-        )
-    if saved.dtype != here.dtype:
-        raise ValueError(
-            f"the dtype of {what} differs: {saved.dtype} in the checkpoint, {here.dtype} here; build Belay with "
-            f"dtype={saved.dtype} (a silent cast would lose what the average knows), {_OR}"
-        )
-    if saved.is_meta or saved.layout != here.layout:
-        raise ValueError(f"{what} is damaged: it has no values that could be copied")
-    reason = why_not_like(saved, here if spread is None else spread)
-    if reason is not None:
-        raise ValueError(
-            f"{what} does not fit: {reason}; save and load by torch.distributed.checkpoint, or one file per rank"
-        )
-
-
-def _same_names(what: str, saved: Any, here: Iterable[str]) -> None:
-    named(what, saved)
-    missing, unexpected = sorted(set(here) - set(saved)), sorted(set(saved) - set(here))
-    if missing or unexpected:
-        parts = [
-            f"{label}: {some(names)}" for label, names in (("missing", missing), ("unexpected", unexpected)) if names
-        ]
-        raise ValueError(f"the {what} in the checkpoint differ from this model's; {'; '.join(parts)} ({_OR})")
-
-
-def some(names: list[str]) -> str:
-    """Return the first of many names, for a message."""
-    shown = ", ".join(map(repr, names[:4]))
-    return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -12,7 +12,7 @@ so a state fits any optimizers that train the same parameters, in whatever way t
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .checkpoint import damaged
+from .checks import damaged
 from .options import Options
 
 _BY_PARAMETER = ("weights", "velocities1", "velocities2", "methods", "ages", "memories")

@@ -31,6 +31,7 @@ from torchbelay.physics.warnings import warn
 
 from . import checkpoint, modules
 from .averages import Checked
+from .checks import damaged
 from .parts import Part, Parts
 
 _KEY = "torchbelay"
@@ -236,7 +237,7 @@ def _unpacked(text: Any, tensors: Mapping[str, Tensor]) -> tuple[State, float | 
                 saved["methods"][each], saved["ages"][each], saved["memories"][each] = parts
         return state, None if steps is None else float(steps)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
-        raise checkpoint.damaged(problem) from problem
+        raise damaged(problem) from problem
 
 
 def _named(tensors: Mapping[str, Tensor], average: str) -> Iterator[tuple[str, str, Tensor]]:

@@ -15,7 +15,8 @@ from torchbelay.physics.method import Remembers
 
 from .average import MAIN, Average, Entry, Wanted, key_of
 from .buffers import follower, is_averaged
-from .checkpoint import EMPTY, FORMAT, SLOTS, Homes, damaged, equal, flag, is_same_method, is_state, named, some
+from .checkpoint import EMPTY, FORMAT, SLOTS, Homes, is_same_method, is_state
+from .checks import damaged, equal, flag, named, some
 from .cohort import Cohort, inertias
 from .options import Options
 
