@@ -316,6 +316,44 @@ def test_tensors_without_a_module() -> None:
     assert same(other.state_dict(), belay.state_dict())
 
 
+class Counting(torch.optim.SGD):
+    """An optimizer with a state that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["calls"] = self.state.get("calls", 0) + 1
+        return super().step(closure)
+
+
+def test_a_state_that_belongs_to_no_parameter_stays_as_it_is() -> None:
+    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay]:
+        model = mlp(seed=seed)
+        optimizer = Counting(model.parameters(), lr=0.1, momentum=0.9)
+        return model, optimizer, tb.Belay(model, optimizer, EMA, save_with_optimizer=True)
+
+    model, optimizer, belay = made(0)
+    train(model, optimizer, 3)
+    saved = through_a_file(optimizer.state_dict())
+    _, other, other_belay = made(5)
+    other.load_state_dict(saved)
+    assert other.state["calls"] == 3
+    assert same(other_belay.state_dict(), belay.state_dict())
+
+
+def test_a_parameter_that_the_optimizer_has_lost_does_no_harm() -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA, save_with_optimizer=True)
+    train(model, optimizer, 2)
+    del optimizer.param_groups[0]
+    for p in model[0].parameters():
+        del optimizer.state[p]
+    saved = copy.deepcopy(optimizer.state_dict())
+    with pytest.warns(tb.BelayWarning, match="averages them no more"):
+        train(model, optimizer, 1, first=2)
+    assert list(belay.state_dict()["averages"]["average"]["weights"]) == ["2.weight", "2.bias"]
+    assert "torchbelay/average/weights/0.weight" in saved["state"][0]  # until the next step, as in Belay's own state
+
+
 # torch.distributed.checkpoint ----------------------------------------------------------------------------------------
 
 OPTIONS = {

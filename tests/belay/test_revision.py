@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbelay as tb
-from helpers.small import BELAY, EMA, SWINGING, attached, mlp, same, snapshot, train, values, with_batchnorm
+from helpers.small import BELAY, EMA, SWINGING, WHERE, attached, mlp, same, snapshot, train, values, with_batchnorm
 
 SLOW = tb.Spring.ema(decay=0.99)
 WARM = tb.methods.ema(0.99, warmup="ratio")
@@ -462,6 +462,40 @@ def test_a_pull_that_comes_by_a_change_is_warned_of_as_at_construction() -> None
     _, _, belay = attached(EMA, model=mlp(torch.bfloat16))
     with pytest.warns(tb.BelayWarning, match="16 bits wide"):
         belay.change(BELAY)
+
+
+def test_an_optimizer_that_takes_averages_along_follows_the_change() -> None:
+    def made(kind: Any, impl: str) -> tuple[nn.Module, Any, tb.Belay]:
+        model = mlp().to(WHERE)
+        optimizer = kind(model.parameters(), lr=1e-2)
+        return model, optimizer, tb.Belay(model, optimizer, EMA, impl=impl)
+
+    runs = [made(tb.optim.AdamW, "triton"), made(torch.optim.AdamW, "reference")]
+    for model, optimizer, belay in runs:
+        train(model, optimizer, 2)
+        belay.change(BELAY)
+        train(model, optimizer, 2, first=2)
+        belay.change(tb.methods.swa())
+        train(model, optimizer, 2, first=4)
+    assert "in one pass" in repr(runs[0][2])
+    for name, t in runs[1][2].average_state_dict().items():
+        torch.testing.assert_close(runs[0][2].average_state_dict()[name], t, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"device": "cpu"}, {"every": 2}, {"on_nonfinite": "raise"}], ids=str)
+def test_a_change_under_every_option_is_that_of_a_checkpoint(options: dict[str, Any]) -> None:
+    model, optimizer, belay = attached(EMA, **options)
+    train(model, optimizer, 3)
+    state = copy.deepcopy(belay.state_dict())
+    belay.change(SLOW)
+    other, other_optimizer, other_belay = attached(SLOW, **options)
+    train(other, other_optimizer, 3)
+    with pytest.warns(tb.BelayWarning, match="from now on"):
+        other_belay.load_state_dict(state, strict=False)
+    assert same(belay.state_dict(), other_belay.state_dict())
+    train(model, optimizer, 3, first=3)
+    train(other, other_optimizer, 3, first=3)
+    assert same(snapshot(model, belay), snapshot(other, other_belay))
 
 
 def test_it_works_after_detach_under_inference_mode_and_with_triton() -> None:

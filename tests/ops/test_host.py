@@ -306,7 +306,7 @@ def test_the_memory_of_what_needs_no_copy(tmp_path: Path, dtype: torch.dtype) ->
     with Memory() as writing:
         belay.save_pretrained(tmp_path / "folder")
     assert len(state["state"]) == N // 50
-    few = 2 * 4 * N // 50  # a number of each tensor, to see whether it has changed without a step
+    few = 4 * 4 * N // 50  # a number of each tensor, to see whether it has changed without a step
     assert saving.peak == 0
     assert changing.peak <= few
     assert writing.peak <= few + (0 if dtype == torch.float32 else 2 * N)

@@ -121,15 +121,15 @@ class OptimizerState:
         """Return an optimizer's state with the averages in it; what torch made of the live state is not changed."""
         state = self.parts.state_of(self._part)
         homes = _Homes(optimizer, found)
-        own = {index: dict(entries) for index, entries in found["state"].items()}
+        own = {key: dict(each) if isinstance(each, Mapping) else each for key, each in found["state"].items()}
         names = modules.names_by_id(self.parts.model)
         indices = {names[key]: index for key, index in homes.indices.items() if key in names}
         for average, saved in state["averages"].items():
             for kind in _TENSORS:
                 for name, tensor in saved[kind].items():
-                    index = homes.carrier if kind == "buffers" else indices[name]
+                    index = homes.carrier if kind == "buffers" else indices.get(name, homes.carrier)
                     own.setdefault(index, {})[f"{_PREFIX}{quote(average, safe='')}/{kind}/{name}"] = tensor
-        text = json.dumps(_numbers(state) | {"optimizer_steps": _steps(found["state"].get(homes.carrier))})
+        text = json.dumps(_numbers(state) | {"optimizer_steps": _steps(found)})
         facts = {_PREFIX + fact: 1 for fact in state["made_with"]}
         groups = list(found["param_groups"])
         groups[homes.group] = {**groups[homes.group], _KEY: text, **facts}
@@ -162,7 +162,7 @@ class OptimizerState:
                 f"the averages in this optimizer's state do not fit, and nothing was loaded: {problem}. To change the "
                 "method, build Belay as it was, load the optimizer, and call belay.change()"
             ) from problem
-        now = _steps(next((entries for entries in found["state"].values() if "step" in entries), None))
+        now = _steps(found)
         if steps is not None and now is not None and now != steps:
             warn(
                 f"the optimizer took {now - steps:g} steps after these averages were saved with it, by a run without "
@@ -192,7 +192,7 @@ class _Homes:
             for g, (group, saved) in enumerate(zip(optimizer.param_groups, found["param_groups"], strict=True))
             for p, index in zip(group["params"], saved["params"], strict=True)
         ]
-        known = {index for index, entries in found["state"].items() if entries}
+        known = {index for index, entries in found["state"].items() if isinstance(entries, Mapping) and entries}
         steady = [(g, index) for g, p, index in rows if p.requires_grad and (index in known or not known)]
         self.group, self.carrier = (steady or [(g, index) for g, _, index in rows])[0]
         firm = {index for _, index in steady}
@@ -247,12 +247,16 @@ def _named(tensors: Mapping[str, Tensor], average: str) -> Iterator[tuple[str, s
             yield kind, name, tensor
 
 
-def _steps(entries: Mapping[str, Any] | None) -> float | None:
-    """Return how many steps an optimizer has counted for a parameter; None if it does not count."""
-    steps = None if entries is None else entries.get("step")
-    if isinstance(steps, Tensor):
-        return float(steps) if steps.numel() == 1 and not steps.is_meta else None
-    return float(steps) if isinstance(steps, int | float) else None
+def _steps(state: State) -> float | None:
+    """Return how many steps an optimizer has counted, for the first parameter for which it does; None for none."""
+    for key in (key for group in state["param_groups"] for key in group["params"]):
+        entries = state["state"].get(key)
+        steps = entries.get("step") if isinstance(entries, Mapping) else None
+        if isinstance(steps, Tensor) and steps.numel() == 1 and not steps.is_meta:
+            return float(steps)
+        if isinstance(steps, int | float):
+            return float(steps)
+    return None
 
 
 # What an optimizer's state holds ------------------------------------------------------------------------------------
