@@ -1,4 +1,4 @@
-"""The settings of `methods.ema` that reproduce diffusers, timm, ema-pytorch and k-diffusion, with the packages' own code.
+"""The settings of `methods.ema` that reproduce diffusers, timm, ema-pytorch and k-diffusion, against their own code.
 
 The packages are used as their manuals say, from the first step on, and nothing is done to them beforehand. Weights are
 float64 and go along random gradients; averages are compared after every step. The settings of each package are drawn,

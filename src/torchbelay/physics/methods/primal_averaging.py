@@ -6,7 +6,6 @@ from typing import ClassVar, Self
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.method import Varies
-from torchbelay.physics.scaling import scaled_rate
 
 
 @dataclass(frozen=True)
@@ -47,5 +46,4 @@ class primal_averaging:
         >>> primal_averaging(mu_x=0.5, mu_y=0.75).scaled(2)
         primal_averaging(mu_x=0.25, mu_y=0.75)
         """
-        scaled_rate(self, 1 - self.mu_x, kappa)  # refuses what cannot be scaled
-        return replace(self, mu_x=self.mu_x ** float(kappa))
+        return replace(self, mu_x=self.mu_x ** arguments.number("kappa", kappa, low=0))
