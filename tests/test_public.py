@@ -59,7 +59,8 @@ def test_the_physics_runs_without_torch() -> None:
     modules = imported(
         "start()\n"
         "import torchbelay as tb\n"
-        "from torchbelay import BelayWarning, Coupling, Method, Spring, UnstableSpringWarning, __version__, methods, schedules\n"
+        "from torchbelay import BelayWarning, Coupling, Method, Spring, UnstableSpringWarning, __version__, methods\n"
+        "from torchbelay import schedules\n"
         "Spring(k=1.0, m1=10.0, m2=20.0).explain(), tb.methods.ema(schedules.linear(0, 1, 9)).coupling(1, 0.1), dir(tb)"
     )
     assert "torchbelay.physics.methods" in modules
