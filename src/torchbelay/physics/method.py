@@ -10,6 +10,7 @@ A method may also have these attributes:
     memory    numbers that the method keeps of past learning rates (`Remembers`); checkpoints save them
     settled   a function like `coupling`, if θ is scheduled: the numbers of a θ that stands still at this step's
     horizon   the last step at which its schedules change, if they say
+    scaled    a function of κ that returns the same average for a batch κ times as large
 
 All are optional. Without `varies`, `coupling` is called at every step, which is always right. With `period` or `law` a
 device can compute the numbers of a step itself, and the host does not wait for it.

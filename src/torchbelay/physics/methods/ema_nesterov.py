@@ -36,7 +36,7 @@ class ema_nesterov(Unscaled):
     beta: float | Schedule
     gamma: float
 
-    unscaled: ClassVar[str] = "it extrapolates by β once per step, and no β does for one step what it did in κ"
+    unscaled: ClassVar[str] = "it extrapolates by β once per step, and κ extrapolations are not one"
 
     def __post_init__(self) -> None:
         schedules.check("beta", self.beta, _BETA)

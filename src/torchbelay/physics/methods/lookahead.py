@@ -34,7 +34,7 @@ class lookahead(Unscaled):
     varies: ClassVar[Varies] = "step"
     rhythm: ClassVar[bool] = True
     pulls: ClassVar[bool] = True
-    unscaled: ClassVar[str] = "a round of κ·k steps is no round of k larger ones; choose k anew"
+    unscaled: ClassVar[str] = "its rounds count steps and have no rate; choose k anew"
 
     def __post_init__(self) -> None:
         arguments.whole("k", self.k, low=1)
