@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import torchbelay as tb
-from helpers.small import BELAY, EMA, SWINGING, mlp, same, train, values, with_batchnorm
+from helpers import small
+from helpers.small import BELAY, EMA, SWINGING, WHERE, same, train, values
 from torchbelay import optim
 
 # Without other processes torch warns that it writes and reads alone.
@@ -39,6 +40,14 @@ METHODS: dict[str, Any] = {
     "schedule-free": tb.methods.schedule_free(0.9),
     "by parameter": lambda name, p: tb.methods.heavy_ball(0.9) if "weight" in name else tb.methods.swa(),
 }
+
+
+def mlp(dtype: torch.dtype = torch.float32, *, seed: int = 0) -> nn.Sequential:
+    return small.mlp(dtype, seed=seed).to(WHERE)
+
+
+def with_batchnorm(*, seed: int = 0) -> nn.Sequential:
+    return small.with_batchnorm(seed=seed).to(WHERE)
 
 
 class Run:
@@ -134,6 +143,7 @@ def test_the_state_has_this_layout_and_the_live_state_keeps_its_own() -> None:
     for entries in run.optimizer.state.values():
         assert set(entries) == {"step", "exp_avg", "exp_avg_sq"}
     assert not [key for group in run.optimizer.param_groups for key in group if "torchbelay" in key]
+    assert "saved with its optimizer" in repr(run.belay)
     plain = torch.optim.AdamW(mlp().parameters())
     assert set(run.optimizer.param_groups[0]) == {*plain.param_groups[0]}
 
@@ -225,12 +235,12 @@ def test_parameters_that_came_later_resume_with_their_own_ages() -> None:
 def test_a_scheduler_and_a_scaler_go_along() -> None:
     def made(seed: int) -> tuple[Run, Any, Any]:
         run = Run(tb.methods.schedule_free(0.9), "our AdamW", model=mlp(seed=seed))
-        return run, torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 8), torch.amp.GradScaler("cpu")
+        return run, torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 8), torch.amp.GradScaler(WHERE)
 
     def steps(run: Run, scheduler: Any, scaler: Any, which: range) -> None:
         for step in which:
             run.optimizer.zero_grad()
-            x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+            x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)).to(WHERE)
             loss = run.model(x).square().mean() * (float("inf") if step == 2 else 1.0)
             scaler.scale(loss).backward()
             scaler.step(run.optimizer)
@@ -647,6 +657,7 @@ def test_after_detach_the_optimizer_is_as_it_was() -> None:
         assert hooks(run.optimizer) == 0
         assert not [key for key in vars(run.optimizer) if "torchbelay" in key]
         assert "torchbelay" not in str(run.optimizer.state_dict())
+        assert "saved with" not in repr(run.belay)
         run.belay.detach()
 
 
@@ -686,6 +697,14 @@ def test_what_cannot_be_saved_is_refused_and_nothing_is_attached() -> None:
         with pytest.raises(ValueError, match=r"a checkpoint cannot tell what the method .*Untold is"):
             tb.Belay(model, optimizer, save_with_optimizer=True, **options)
     assert hooks(optimizer) == 0
+    statistics = with_batchnorm()
+    watched = torch.optim.SGD(statistics.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"a checkpoint cannot tell what the method .*Untold is"):
+        tb.Belay(
+            statistics, watched, lambda name, _: Untold() if "running" in name else EMA, buffers="average",
+            save_with_optimizer=True,
+        )  # fmt: skip
+    assert hooks(watched) == 0
     secret = Secret(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"Secret has a state_dict\(\) of its own, in which the averages are missing"):
         tb.Belay(model, secret, EMA, save_with_optimizer=True)
@@ -704,11 +723,10 @@ def test_asking_for_the_state_of_weights_that_were_just_loaded_warns_of_nothing(
         run.belay.state_dict()
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_an_accelerated_optimizer_saves_them_too(tmp_path: Path, saves: bool) -> None:
+def test_an_accelerated_optimizer_saves_them_too(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
-    model = mlp()
+    model = small.mlp()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.02))
     belay = tb.Belay(model, optimizer, EMA, save_with_optimizer=True)
     train(model, optimizer, 3)

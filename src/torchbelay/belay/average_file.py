@@ -23,9 +23,9 @@ def load_average(path: str | os.PathLike[str], model: nn.Module) -> dict[str, st
     Args:
         path: a file of `Belay.save_average()`, or of `torch.save(belay.average_state_dict(), path)`, which says nothing
             of itself.
-        model: the model that was averaged, wrapped (DDP, torch.compile, …) or not. No Belay is needed. Names and
-            shapes must be the same; numbers are converted to the model's dtypes and devices. If the file does not fit,
-            nothing is changed.
+        model: the model that was averaged, wrapped (DDP, torch.compile, …) or not. No Belay is needed; if there is one,
+            call its `reset()` afterwards. Names and shapes must be the same; numbers are converted to the model's
+            dtypes and devices. If the file does not fit, nothing is changed.
 
     >>> import tempfile, torchbelay as tb
     >>> model = nn.Linear(3, 1)
@@ -40,7 +40,8 @@ def load_average(path: str | os.PathLike[str], model: nn.Module) -> dict[str, st
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that was averaged")
-    if any(id(tensor) in company.own_tensors() for tensor in (*model.parameters(), *model.buffers())):
+    held = company.own_tensors()
+    if any(id(tensor) in held for tensor in (*model.parameters(), *model.buffers())):
         raise RuntimeError("load_average() inside averaged(): the weights come back on leaving; leave the block first")
     state, about = _read(Path(path))
     with modules.plain(model) as inner:

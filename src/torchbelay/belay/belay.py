@@ -396,6 +396,8 @@ class Belay:
             about.append(f"spectators {', '.join(list(self._parts.averages)[1:])}")
         if len(self._parts.each) > 1:
             about.append(f"{len(self._parts.each)} optimizers")
+        if self._parts.saved_with_optimizer:
+            about.append("saved with its optimizer")
         if self._optimizer is None:
             about.append("steps by hand")
         return f"Belay({'; '.join(about)}; impl={self._parts.path()!r}; step {self.step})"

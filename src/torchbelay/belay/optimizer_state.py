@@ -63,20 +63,27 @@ def check(parts: Parts, *, replace: bool) -> None:
 def attach(parts: Parts) -> None:
     """Let each optimizer carry the averages of what it trains."""
     parts.saved_with_optimizer = True
-    for part in parts.each:
-        assert part.optimizer is not None
-        before = vars(part.optimizer).get(_NAME)
-        if before is not None:
-            before.parts.member.detach()
-        carried = OptimizerState(parts, part, part.optimizer)
-        setattr(part.optimizer, _NAME, carried)
-        part.stepper.at_detach.append(carried.remove)
-        if not _is_carried(part.optimizer.state_dict()):
-            parts.member.detach()
-            raise ValueError(
-                f"{type(part.optimizer).__name__} has a state_dict() of its own, in which the averages are missing; "
-                "leave save_with_optimizer out, and save belay.state_dict() yourself"
-            )
+    try:
+        for part in parts.each:
+            assert part.optimizer is not None
+            _attach(parts, part, part.optimizer)
+    except BaseException:
+        parts.member.detach()
+        raise
+
+
+def _attach(parts: Parts, part: Part, optimizer: Optimizer) -> None:
+    before = vars(optimizer).get(_NAME)
+    if before is not None:
+        before.parts.member.detach()
+    carried = OptimizerState(parts, part, optimizer)
+    setattr(optimizer, _NAME, carried)
+    part.stepper.at_detach.append(carried.remove)
+    if not _is_carried(optimizer.state_dict()):
+        raise ValueError(
+            f"{type(optimizer).__name__} has a state_dict() of its own, in which the averages are missing; leave "
+            "save_with_optimizer out, and save belay.state_dict() yourself"
+        )
 
 
 def watch(parts: Parts) -> None:
@@ -111,7 +118,7 @@ class OptimizerState:
         for handle in self._handles:
             handle.remove()
         vars(self._optimizer).pop(_NAME, None)
-        self._handles, self._loading = [], None
+        self._handles, self._loading, self.parts.saved_with_optimizer = [], None, False
 
     # Saving ------------------------------------------------------------------------------------------------------
 
@@ -119,10 +126,9 @@ class OptimizerState:
     @torch.no_grad()
     def _add(self, optimizer: Optimizer, found: State) -> State:
         """Return an optimizer's state with the averages in it; what torch made of the live state is not changed."""
-        state = self.parts.state_of(self._part)
-        homes = _Homes(optimizer, found)
-        own = {key: dict(each) if isinstance(each, Mapping) else each for key, each in found["state"].items()}
         names = modules.names_by_id(self.parts.model)
+        state, homes = self.parts.state_of(self._part, names), _Homes(optimizer, found)
+        own = {key: dict(each) if isinstance(each, Mapping) else each for key, each in found["state"].items()}
         indices = {names[key]: index for key, index in homes.indices.items() if key in names}
         for average, saved in state["averages"].items():
             for kind in _TENSORS:

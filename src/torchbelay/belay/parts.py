@@ -286,14 +286,16 @@ class Parts:
             return joint.joined(averages, [part.trained() for part in self.each])
         return {"step": self.first.clock.count, "began": int(self.first.averages.began), "averages": averages[0]}
 
-    def state_of(self, part: Part) -> dict[str, Any]:
+    def state_of(self, part: Part, names: dict[int, str]) -> dict[str, Any]:
         """Return the state of the averages of one optimizer, as a Belay of that one alone would have it.
 
-        Weights that changed without a step are not warned of: those of a model that is being loaded have.
+        `names` are those of the parameters now, by id. Weights that changed without a step are not warned of: those of
+        a model that is being loaded have.
         """
         self.wait()
         if self.member.settled_swap() is None:
-            self.follow_model()
+            part.averages.refresh_names(names)
+            part.averages.fit_buffers()
         self._warn_of_torn()
         averages = part.averages.saved(self.member.swap, part.stepper.memories)
         return {

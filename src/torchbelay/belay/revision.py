@@ -45,10 +45,10 @@ def revised(
         averages = {
             name: _Revision(state, average, homes[name], options, notes).made() for name, average in expected.items()
         }
-        kept = {key: state[key] for key in ("step", "ahead", "began")}
+        made = {"format": FORMAT, "options": options.saved(), "averages": averages}
     except (KeyError, TypeError, AttributeError) as problem:
         raise damaged(problem) from problem
-    return {"format": FORMAT, **kept, "options": options.saved(), "averages": averages}
+    return {**state, **made}
 
 
 def _options_that_differ(saved: Saved, options: Options, *, began: bool) -> list[str]:
