@@ -226,10 +226,6 @@ class Parts:
                 "from before; call it between two steps"
             )
 
-    def path(self) -> str:
-        """Return the names of the code that moves the averages."""
-        return ", ".join(dict.fromkeys(part.stepper.path() for part in self.each))
-
     def effective_lrs(self) -> list[tuple[int, float]]:
         """Return groups, counted over all optimizers, with what is left of their learning rates in the long run."""
         found: list[tuple[int, float]] = []
@@ -238,6 +234,26 @@ class Parts:
             found += [(before + group, rate) for group, rate in part.effective_lrs().items()]
             before += part.averages.parameters.number_of_groups()
         return found
+
+    def about(self) -> list[str]:
+        """Return what a reader wants to know, in a few words each."""
+        entries = self.averages[MAIN].entries.values()
+        methods = list(dict.fromkeys(repr(e.method) for e in entries))
+        found = [
+            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
+            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
+            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
+        ]
+        if not entries:
+            found = [f"begins after step {self._options.start}"]
+        if len(self.averages) > 1:
+            found.append(f"spectators {', '.join(list(self.averages)[1:])}")
+        if len(self.each) > 1:
+            found.append(f"{len(self.each)} optimizers")
+        if self.first.optimizer is None:
+            found.append("steps by hand")
+        paths = dict.fromkeys(part.stepper.path() for part in self.each)
+        return [*found, f"impl={', '.join(paths)!r}", f"step {self.step}"]
 
     # Changes -----------------------------------------------------------------------------------------------------
 

@@ -123,6 +123,12 @@ def pulls_weights(method: Method, lr: float) -> bool:
     return swings or bool(getattr(method, "pulls", False)) or _first_coupling(method, lr).pulls
 
 
+def only_follows(method: Method) -> bool:
+    """Whether an average needs no more than the weights after a step: it does not pull, lag behind or swing."""
+    coupling = _first_coupling(method, 1e-12)
+    return not pulls_weights(method, 1e-12) and not coupling.needs_copy and inertias(method) == (None, None)
+
+
 def _first_coupling(method: Method, lr: float) -> Coupling:
     return (method.fresh() if isinstance(method, Remembers) else method).coupling(1, lr)
 
