@@ -345,7 +345,7 @@ class Averages:
 
     def _blank(self, average: Average, wanted: list[Wanted], device: str | None = None) -> Average:
         """Return what an average would be if it began now."""
-        blank = Average(average.name, average.rule, pulls=average.pulls, hosted=average.hosted, every=average.every)
+        blank = Average(average.name, average.rule, pulls=average.pulls, home=average.home, every=average.every)
         blank.adopt(wanted, born=self.clock.count, dtype=self._options.dtype, device=device)
         blank.followers = average.followers if self.began else self._new_followers(average)
         return blank

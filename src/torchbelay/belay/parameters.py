@@ -86,7 +86,7 @@ class Parameters:
                             method,
                             0.0 if self._optimizer is None else self.lr(group) or 0.0,
                             pulls=average.pulls,
-                            hosted=average.hosted,
+                            home=average.home,
                             average=average.name,
                             every=average.every,
                         )

@@ -42,7 +42,7 @@ class Part:
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, hosted=options.hosted, every=options.every)
+            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every)
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)

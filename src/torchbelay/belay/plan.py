@@ -101,10 +101,10 @@ class Plan:
 
     def check_capture(self, numbered: bool) -> None:
         """Refuse what a replayed graph cannot do: ask the host."""
-        if self._options.hosted or self._options.on_nonfinite == "raise":
+        if self._options.home is not None or self._options.on_nonfinite == "raise":
             raise RuntimeError(
-                "a captured graph cannot replay averages with device='cpu' or on_nonfinite='raise', which need the "
-                "host at every step; take the step outside the graph"
+                "a captured graph cannot replay averages with a device of their own or on_nonfinite='raise', which "
+                "need the host at every step; take the step outside the graph"
             )
         if numbered:
             raise RuntimeError(
@@ -147,7 +147,7 @@ class Plan:
     def _checked(self, average: Average, move: Move) -> Move:
         """Refuse a pull by an average that may only watch."""
         if not average.pulls and move.pulls:
-            kind = "average in host memory" if average.hosted else "spectator"
+            kind = "spectator" if average.home is None else f"average on {average.home}"
             raise ValueError(
                 f"the {kind} {average.name!r} may only watch, but {move.group.method!r} pulls now"  # type: ignore[attr-defined]
             )

@@ -45,7 +45,7 @@ class Stepper:
             model, optimizer, averages, options, clock, member,
         )  # fmt: skip
         member.add(self)
-        self.backend = choose(options.impl, rounding=options.rounding, hosted=options.hosted)
+        self.backend = choose(options.impl, rounding=options.rounding, home=options.home)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         alone = averages.guard is not None or not self.backend.fuses
         fusing: object = None if alone else optimizer
