@@ -95,6 +95,36 @@ def test_on_a_gpu_the_steps_are_taken_in_a_thread_of_autograd() -> None:
     assert threading.get_ident() not in run.threads
 
 
+def test_steps_in_another_thread_are_steps() -> None:
+    """As autograd's threads take them, for weights on a GPU."""
+    run, other = InBackward(BELAY), InBackward(BELAY)
+    for step in range(3):
+        run.train(range(step, step + 1))
+        worker = threading.Thread(target=other.train, args=(range(step, step + 1),))
+        worker.start()
+        worker.join()
+    assert threading.get_ident() in run.threads
+    assert threading.get_ident() not in other.threads
+    assert deeply_same(run.belay.state_dict(), other.belay.state_dict())
+
+
+def test_a_swap_in_the_main_thread_refuses_steps_in_others() -> None:
+    run = InBackward(BELAY)
+    caught: list[Exception] = []
+
+    def backward() -> None:
+        try:
+            run.train(range(1))
+        except RuntimeError as error:
+            caught.append(error)
+
+    with run.belay.averaged():
+        worker = threading.Thread(target=backward)
+        worker.start()
+        worker.join()
+    assert "an optimizer step inside averaged" in str(caught[0])
+
+
 @everywhere
 @pytest.mark.parametrize("kind", [optim.AdamW, torch.optim.SGD])
 def test_other_optimizers_do_too(kind: Any, device: str) -> None:

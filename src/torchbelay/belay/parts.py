@@ -22,6 +22,7 @@ from .averages import Averages
 from .clock import Clock
 from .cohort import Cohort
 from .options import Options
+from .parameters import Names
 from .stepper import Stepper
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
@@ -30,7 +31,7 @@ from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_roundi
 class Part:
     """What follows one optimizer, or steps that are taken by hand."""
 
-    unseen: Unseen  # from when it is attached
+    unseen: Unseen  # from when it begins
 
     def __init__(
         self,
@@ -48,11 +49,10 @@ class Part:
         self.averages = Averages(model, optimizer, averages, options, self.clock)
         self.stepper = Stepper(model, optimizer, self.averages, options, self.clock, member)
 
-    def attach(self) -> None:
-        """Begin the averages, unless they begin later, and follow the optimizer."""
+    def begin(self, names: Names) -> None:
+        """Begin the averages, unless they begin later."""
         if self.options.start == 0:
-            self.averages.begin()
-        self.stepper.attach()
+            self.averages.begin(names)
         self.unseen = Unseen(self.averages.parameters)
 
     def remember_weights(self) -> None:
@@ -77,9 +77,12 @@ class Part:
 
     def trained(self) -> joint.Trained:
         """Return what a state says of the optimizer."""
-        found = self.averages.wanted().values()
-        names = dict.fromkeys(each.name for wanted in found for each in wanted)
+        names = {e.name: None for e in self.averages.entries()} if self.averages.began else self.wanted_names(None)
         return joint.Trained(self.clock.count, self.averages.began, list(names))
+
+    def wanted_names(self, names: Names | None) -> dict[str, None]:
+        """Return the names of the parameters that averages are to follow, out of those of all parameters."""
+        return {each.name: None for wanted in self.averages.wanted(names).values() for each in wanted}
 
 
 class JointAverage:
@@ -142,7 +145,8 @@ class Parts:
     def check(self, *, replace: bool) -> None:
         """Refuse what cannot be averaged, and warn about what will not go well; changes nothing."""
         self._refuse_shared()
-        found = [part.averages.wanted() for part in self.each]
+        names = modules.names_by_id(self._model)
+        found = [part.averages.wanted(names) for part in self.each]
         for name in self.averages:
             if not any(each[name] for each in found):
                 raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
@@ -167,8 +171,11 @@ class Parts:
 
     def attach(self, *, replace: bool) -> None:
         """Begin the averages, unless they begin later, and follow the optimizers."""
+        names = modules.names_by_id(self._model)
         for part in self.each:
-            part.attach()
+            part.begin(names)  # this may refuse; nothing is attached then
+        for part in self.each:
+            part.stepper.attach()
         company.join(self.member, replace=replace)
 
     # What they are as a whole ------------------------------------------------------------------------------------
@@ -277,9 +284,10 @@ class Parts:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; one that does not fit is refused, and changes nothing."""
-        names = [part.trained().names for part in self.each]
-        states = joint.split(state, names, [part.options for part in self.each])
-        checked = [part.averages.checked(each) for part, each in zip(self.each, states, strict=True)]
+        names = modules.names_by_id(self._model)
+        wanted = [list(part.wanted_names(names)) for part in self.each]
+        states = joint.split(state, wanted, [part.options for part in self.each])
+        checked = [part.averages.checked(each, names) for part, each in zip(self.each, states, strict=True)]
         for part, each in zip(self.each, checked, strict=True):
             part.averages.load(each)
             part.stepper.forget_the_step()
