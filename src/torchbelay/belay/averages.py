@@ -132,10 +132,9 @@ class Averages:
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids."""
-        entries = self.each[MAIN].entries.values()
         if not self.began:
             return pulled_by(self._wanted[MAIN])
-        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in entries)
+        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in self.each[MAIN].entries.values())
 
     @torch.inference_mode(False)
     @torch.no_grad()
