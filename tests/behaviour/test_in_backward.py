@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,20 @@ def test_other_optimizers_do_too(kind: Any, device: str) -> None:
     assert run.belay.step == 3
     before = dict(run.model.state_dict())
     assert not any(torch.equal(before[name], t) for name, t in run.belay.average_state_dict().items())
+
+
+def test_optimizers_that_torch_applies_in_the_backward_are_followed() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which this module of torch uses
+        from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
+    model, (other, optimizer, alone) = MLP.model(f64), plain(EMA)
+    _apply_optimizer_in_backward(torch.optim.AdamW, model.parameters(), {"lr": 0.01})
+    belay = tb.Belay(model, _get_in_backward_optimizers(model), EMA)
+    for step in range(4):
+        MLP.loss(model, step).backward()
+    train(other, optimizer, range(4))
+    assert belay.step == 4
+    assert close(dict(belay.average_state_dict()), dict(alone.average_state_dict()))
 
 
 def test_gradients_that_are_accumulated_over_several_backwards_are_one_step() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import torchbelay as tb
 from helpers.interrupting import Interruption, every_line, raising_at
@@ -365,6 +366,19 @@ def test_what_cannot_be_a_sequence_of_optimizers_is_refused_and_attaches_nothing
     assert not two._optimizer_step_pre_hooks
 
 
+def test_a_construction_that_one_of_them_refuses_attaches_to_none() -> None:
+    model = mlp()
+    optimizers = two_optimizers(model)
+    with torch.no_grad():
+        model[2].bias.fill_(nan)  # of the second
+    with pytest.raises(ValueError, match=r"'2\.bias' is not finite"):
+        tb.Belay(model, optimizers, EMA, on_nonfinite="skip")
+    assert not any(each._optimizer_step_pre_hooks for each in optimizers)
+    with torch.no_grad():
+        model[2].bias.zero_()
+    tb.Belay(model, optimizers, BELAY, on_nonfinite="skip")  # nothing is left of the first that could pull too
+
+
 def test_a_generator_of_optimizers_is_used_once() -> None:
     model = mlp()
     optimizers = two_optimizers(model)
@@ -443,6 +457,15 @@ def test_weights_that_change_without_a_step_of_their_optimizer_are_noticed() -> 
     torch.optim.AdamW([model[0].bias, model[2].bias], lr=1.0).step()  # another one than Belay was given
     with pytest.warns(tb.BelayWarning, match=r"no step was seen.*AdamW\.step\(\)"):
         belay.average_state_dict()
+
+
+def test_steps_that_only_make_an_optimizers_state_count_for_none() -> None:
+    model, optimizers, belay = several(BELAY)
+    before = everything(model=model, belay=belay)
+    get_optimizer_state_dict(model, optimizers)
+    assert different(everything(model=model, belay=belay), before) == []
+    alternate(model, optimizers, range(3))
+    assert [row[0] for row in belay.state_dict()["optimizers"]] == [3, 1]
 
 
 def test_a_parameter_that_joins_one_of_them_is_adopted_with_a_warning() -> None:
