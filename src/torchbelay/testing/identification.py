@@ -51,7 +51,8 @@ class Identification:
     @property
     def coupling(self) -> Coupling | None:
         """The coupling of the last update that moved anything; None if there is none."""
-        return next((c for c in reversed(self.couplings) if (c.a, c.b, c.q) != (0.0, 0.0, 0.0)), None)
+        moving = self.warmup.moving if self.warmup else ()
+        return self.couplings[moving[-1] - 1] if moving else None
 
     @property
     def eigenvalues(self) -> tuple[float, float] | None:
@@ -105,7 +106,7 @@ def identify(factory: Factory, *, steps: int = STEPS, every: int = 1) -> Identif
 
 def _describe(factory: Factory, measured: Measurement, steps: int, every: int) -> Identification:
     dtype, couplings = measured.dtype, measured.couplings
-    warmup = recognise(couplings, measured.rounding) if couplings else None
+    warmup = recognise(couplings, measured.precision) if couplings else None
     start, left = _start(measured)
     found = Identification(
         couplings=couplings,

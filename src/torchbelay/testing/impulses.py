@@ -38,8 +38,13 @@ class Measurement:
 
     @property
     def rounding(self) -> float:
-        """The largest relative error that is rounding."""
+        """The largest relative error of a response that is rounding."""
         return tolerance(self.dtype, self.rest.dtype)
+
+    @property
+    def precision(self) -> float:
+        """The largest error of the four numbers, which are taken from large responses."""
+        return self.rounding / 100
 
 
 def tolerance(*dtypes: torch.dtype) -> float:
@@ -173,16 +178,16 @@ def _fit(found: Tensor, rest: Trace, allowed: float) -> tuple[tuple[Coupling, ..
         others = torch.arange(len(trajectories)) != t - 1  # all but the impulse before this very update
         before, after = trajectories[others, t - 1], trajectories[others, t]
         apart = before[:, 1] - before[:, 0]
-        a, b = 0.0, 0.0
-        seen = t > rest.began and float(apart.abs().max()) > allowed**0.5
-        if seen:
-            a = _whole(float((after - before)[:, 0] @ apart / (apart @ apart)), allowed)
-            b = _whole(float((before - after)[:, 1] @ apart / (apart @ apart)), allowed)
+        a = b = 0.0
+        if square := float(apart @ apart):
+            a = _whole(float((after - before)[:, 0] @ apart) / square, allowed)
+            b = _whole(float((before - after)[:, 1] @ apart) / square, allowed)
         expected = before + torch.stack([a * apart, -b * apart], dim=1)
         if t > rest.began and deviation(after, expected) > allowed:
             return (), (), _what_else(trajectories, t, allowed)
         p, q = (_whole(float(x), allowed) for x in found[t - 1, t])
         pushes.append((p, q))
+        seen = t > rest.began and float(apart.abs().max()) > allowed**0.5  # else a and b are mostly rounding
         couplings.append(Coupling(a, b, p, q) if seen else None)
     hidden = [t for t, coupling in enumerate(couplings, start=1) if coupling is None]
     return tuple(_fill(couplings, pushes, allowed)), tuple(hidden), None

@@ -106,7 +106,9 @@ def _try(
     if not history:
         return Kind(None, error="the average cannot be read")
     own, twins, *averages = (torch.stack(column) for column in zip(*history, strict=True))
-    allowed = tolerance(dtype, kept) if kept.is_floating_point else 1.0  # an average of whole numbers is rounded
+    allowed = tolerance(dtype, kept)
+    if scale > 1:  # torch multiplies whole numbers in float32, and rounds their average if it is one
+        allowed = max(allowed, 1e-4) if kept.is_floating_point else 1.0
     moved = (twins[1:] - twins[:-1]).abs().amax(dim=1) > tolerance(dtype)
     treatments = {_treatment(own, scale * twins, average, moved, allowed) for average in averages}
     return Kind(treatments.pop() if len(treatments) == 1 else "otherwise", str(kept).removeprefix("torch."))

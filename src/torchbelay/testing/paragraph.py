@@ -63,9 +63,9 @@ def _map(found: "Identification") -> Iterator[str]:
             sign, rate = "+" if last.b >= 0 else "−", abs(last.b)
             yield f"{what}: w2' = {1 - last.b:.6g}·w2 {sign} {rate:.6g}·{'w1' if last.q else 'w1 of a step ago'}."
         else:
-            yield f"{what}, with a decay that is {1 - last.b:.6g} at update {_moving(found)[-1]}."
+            yield f"{what}, with a decay that is {1 - last.b:.6g} at update {warmup.moving[-1]}."
         return
-    shown = [found.couplings[t - 1] for t in _moving(found) if t not in found.hidden] or [last]
+    shown = [found.couplings[t - 1] for t in warmup.moving if t not in found.hidden] or [last]
     if all(math.dist(_four(c), _four(last)) < 1e-6 for c in shown):
         yield f"The average moves the weights too: {_numbers(last)}."
     else:
@@ -74,11 +74,6 @@ def _map(found: "Identification") -> Iterator[str]:
 
 def _pulls(found: "Identification") -> bool:
     return any(c.a or c.p != 1 for c in found.couplings)
-
-
-def _moving(found: "Identification") -> list[int]:
-    """Return the numbers of the updates that moved anything."""
-    return [t for t, c in enumerate(found.couplings, start=1) if (c.a, c.b, c.q) != (0.0, 0.0, 0.0)]
 
 
 def _four(c: "Coupling") -> tuple[float, float, float, float]:

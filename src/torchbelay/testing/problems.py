@@ -1,6 +1,6 @@
 """What looks wrong in averaging code, told from its four numbers and its habits: a sentence each, with the cure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ def with_problems(found: "Identification", measured: "Measurement", every: int) 
     if found.reason is not None:
         sentences.append(f"It is {found.reason}.")
     else:
-        sentences += [*_rhythm(found, every), *_memory(found, measured), *_sign(found, measured.rounding)]
+        sentences += [*_rhythm(found, every), *_memory(found, measured), *_sign(found, measured.precision)]
     return replace(found, problems=tuple(sentences))
 
 
@@ -56,7 +56,7 @@ def _begin(found: "Identification") -> Iterator[str]:
 def _rhythm(found: "Identification", every: int) -> Iterator[str]:
     warmup = found.warmup
     assert warmup is not None
-    moving = [t for t, c in enumerate(found.couplings, start=1) if (c.a, c.b, c.q) != (0.0, 0.0, 0.0)]
+    moving = warmup.moving
     if not moving:
         yield (
             f"The average does not move in {len(found.couplings)} updates; if it begins later, look at more of them "
@@ -78,22 +78,21 @@ def _memory(found: "Identification", measured: "Measurement") -> Iterator[str]:
     """Tell a memory of less than one update, of averages that only follow."""
     warmup = found.warmup
     assert warmup is not None
-    if measured.follows_alone or any(abs(c.a) > measured.rounding for c in found.couplings):
+    if measured.follows_alone or any(abs(c.a) > measured.precision for c in found.couplings):
         return
     if warmup.copies > 1 and not warmup.decays and warmup.every == 1:
         yield "Every update() copies the weights, so that the average remembers nothing; its decay is 0."
-    elif len(warmup.decays) >= 4 and 0 <= (kept := warmup.decays[-1]) < 0.5 and kept <= warmup.decays[0]:
+    elif len(warmup.decays) >= 4 and 0 <= (kept := warmup.decays[-1]) < 0.5 and kept < warmup.decays[0] + 1e-6:
         yield (
             f"An update keeps {kept:.6g} of the average and takes {1 - kept:.6g} of the weights, so that the average "
             f"remembers less than one update: decay and 1 − decay are swapped, if a decay of {1 - kept:.6g} is meant."
         )
 
 
-def _sign(found: "Identification", rounding: float) -> Iterator[str]:
+def _sign(found: "Identification", slack: float) -> Iterator[str]:
     last = found.coupling
     if last is None or found.growth is None:
         return
-    slack = rounding * 1e-3
     if found.growth > 1 + slack:
         faster = f"the distance between weights and average grows {found.growth:.6g}× per update"
         if last.b < -slack:
@@ -109,5 +108,5 @@ def _sign(found: "Identification", rounding: float) -> Iterator[str]:
         )
 
 
-def _few(numbers: list[int]) -> str:
+def _few(numbers: Sequence[int]) -> str:
     return "numbers " + ", ".join(map(str, numbers[:3])) + (", …" if len(numbers) > 3 else "")

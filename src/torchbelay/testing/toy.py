@@ -88,7 +88,7 @@ class Run:
                 return function()
         except UnreadableError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # some libraries exit if they cannot copy a model
             said = " ".join(str(error).split())[:200].rstrip(".")
             raise BrokenError(f"{what} raised {type(error).__name__}" + (said and f": {said}")) from error
 

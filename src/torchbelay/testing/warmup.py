@@ -35,6 +35,7 @@ class Warmup:
     decay: float | None = None  # the constant decay in the end; None if it has none so far
     numbers: Mapping[str, float] = field(default_factory=dict)
     decays: tuple[float, ...] = ()  # 1 − b of every update that is neither ignored nor a copy
+    moving: tuple[int, ...] = ()  # the calls of update() that moved anything, counted from 1
 
 
 def recognise(couplings: Sequence[Coupling], allowed: float = 1e-9) -> Warmup:
@@ -60,7 +61,7 @@ def recognise(couplings: Sequence[Coupling], allowed: float = 1e-9) -> Warmup:
         copied.append(t)
     after = [t for t in moving if t not in copied]
     decays = tuple(_tidy(1 - rates[t], allowed) for t in after)
-    plain = Warmup("none", ignored, len(copied), max(copied, default=0), every, decays=decays)
+    plain = Warmup("none", ignored, len(copied), max(copied, default=0), every, decays=decays, moving=tuple(moving))
     if not after:
         return replace(plain, decay=0.0)
     tail = len(after) - _steady(list(reversed(decays)), near)
@@ -69,13 +70,15 @@ def recognise(couplings: Sequence[Coupling], allowed: float = 1e-9) -> Warmup:
     if tail == 0:
         return replace(plain, decay=decay)
     varying = after[:tail] if constant else after
+    law: Law = "other"
+    numbers: dict[str, float] = {}
     head = _steady(decays[: len(varying)], near)  # a least decay, for as long as the law is below it
-    varying = varying[head if head > 1 else 0 :]
-    law, numbers = _law([*copied[-1:], *varying], rates, moving, near)
-    if any(not near(c.a, 0) for c in couplings):  # b is not the whole rate of an average that pulls
-        law, numbers = "other", {}
-    elif head > 1:
-        numbers["min_decay"] = decays[0]
+    if all(near(c.a, 0) for c in couplings):  # else b is not the whole rate
+        for least in (0, head) if head == 1 else (head,):
+            law, numbers = _law([*copied[-1:], *varying[least:]], rates, moving, _nearness(10 * allowed))
+            if law != "other":
+                numbers |= {"min_decay": decays[0]} if least else {}
+                break
     return replace(plain, law=law, decay=decay, numbers=numbers)
 
 
@@ -86,7 +89,7 @@ def _nearness(allowed: float) -> Callable[[float, float], bool]:
 
 def _tidy(value: float, allowed: float) -> float:
     """Return a decay without the digits that are rounding."""
-    return round(value, max(0, -math.ceil(math.log10(allowed)) + 3))
+    return round(value, math.floor(-math.log10(allowed)))
 
 
 def _steady(values: Sequence[float], near: Callable[[float, float], bool]) -> int:
