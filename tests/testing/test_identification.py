@@ -28,7 +28,7 @@ def only_problem(factory: Any, **options: Any) -> str:
     """Return the one problem of the code, which its paragraph has too."""
     found = quickly(factory, **options)
     (problem,) = found.problems
-    assert str(found).endswith(problem)
+    assert str(found).count(problem) == 1
     return problem
 
 
@@ -349,6 +349,43 @@ def test_an_average_that_keeps_autograds_graph_is_named() -> None:
     assert any("keeps the graph of autograd" in problem for problem in found.problems)
 
 
+def test_a_read_that_computes_with_parameters_keeps_no_history() -> None:
+    @torch.no_grad()
+    def update(average: nn.Module, model: nn.Module) -> None:
+        for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
+            mine.lerp_(theirs, 0.1)
+
+    def factory(model: nn.Module) -> Any:
+        average = copy.deepcopy(model)  # its parameters require gradients
+        return (lambda: update(average, model)), lambda: {name: 1.0 * p for name, p in average.named_parameters()}
+
+    assert quickly(factory).problems == ()
+
+
+def test_a_factory_that_fails_on_other_models_only_is_described_on_the_plain_one() -> None:
+    def factory(model: nn.Module) -> Any:
+        return code.ema(0.1)(model) if len(list(model.parameters())) == 2 else None
+
+    found = quickly(factory)
+    assert found.problems == ()
+    assert "must return (update, read)" in found.tied.error
+
+
+def test_a_read_that_breaks_if_it_was_not_called_before_is_said() -> None:
+    def factory(model: nn.Module) -> Any:
+        update, read = code.ema(0.1)(model)
+        reads = 0
+
+        def impatient() -> Any:
+            nonlocal reads
+            reads += 1
+            return None if reads == 1 else read()
+
+        return update, impatient
+
+    assert "read() returned NoneType" in only_problem(factory)
+
+
 def test_a_read_that_updates_is_named() -> None:
     def factory(model: nn.Module) -> Any:
         shadow = code.shadow_of(model)
@@ -490,13 +527,14 @@ def test_warnings_of_the_code_are_silenced() -> None:
     assert quickly(code.loop(move)).problems == ()
 
 
-def test_it_works_under_inference_mode_and_another_default_dtype() -> None:
+def test_it_works_under_inference_mode_and_another_default_dtype_and_device() -> None:
     torch.set_default_dtype(torch.float16)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.device("meta"):
             found = quickly(code.averaged_model())
     finally:
         torch.set_default_dtype(torch.float32)
+    assert found == quickly(code.averaged_model())
     assert (found.weights_dtype, found.problems) == ("float64", ())
 
 
@@ -532,6 +570,11 @@ def test_steps_and_every_are_whole_numbers() -> None:
         identify(code.ema(), steps=10.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every=0 is too small"):
         identify(code.ema(), every=0)
+
+
+def test_steps_that_would_take_the_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"steps=2049 is too large; it needs steps ≤ 2048, as memory grows"):
+        identify(code.ema(), steps=2049)
 
 
 @pytest.mark.parametrize("steps", [4, 5, 7])

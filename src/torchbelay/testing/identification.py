@@ -14,10 +14,12 @@ from . import kinds, paragraph, problems
 from .impulses import Measurement, measure
 from .isolation import isolated
 from .kinds import Idle, Kind, SixteenBit
-from .toy import BrokenError, Factory
+from .reading import BrokenError
+from .toy import Factory, NoFactoryError
 from .warmup import Warmup, recognise
 
 STEPS = 256  # enough for code that waits for 100 updates and then averages every tenth
+MOST_STEPS = 2048
 
 Start = Literal["at the weights", "at the first update", "elsewhere"]
 
@@ -27,8 +29,8 @@ class Identification:
     """What averaging code does, as found by `identify`; `print` shows it as a paragraph.
 
     `couplings` has the four numbers of update 1, 2, …: w1' = w1 + a·(w2 − w1) + p·u and w2' = w2 + b·(w1 − w2) + q·u.
-    It is empty if there are none; `reason` says why. a and b cannot be seen before an update at which weights and
-    average are equal. These updates are in `hidden`, and their a and b are those of an update with the same p and q.
+    It is empty if there are none; `reason` says why. a and b of an update cannot be seen if weights and average are
+    equal before it. These updates are in `hidden`; their a and b are those of an update with the same p and q.
     """
 
     couplings: tuple[Coupling, ...] = ()
@@ -70,12 +72,12 @@ def identify(factory: Factory, *, steps: int = STEPS, every: int = 1) -> Identif
         factory: makes the average of a model: factory(model) -> (update, read). `update()` is called after every change
             of the model's weights and may change them too. `read()` returns the average: a state dict or another
             mapping name -> tensor, a module, or tensors in the order of `model.parameters()`.
-        steps: how many updates to look at. More show a longer warm-up.
+        steps: how many updates to look at, at most 2048. More show a longer warm-up; memory grows with their square.
         every: after how many calls of `update()` the average is meant to move; another number is a problem.
 
     The code runs about 15 times `steps` updates on a model of a few hundred weights in float64 on the CPU. Code that
     raises, or that is no linear map, is described as such: `reason` and `problems` say how. Its warnings are silenced,
-    and your random generators are restored afterwards.
+    and torch's random generators are restored afterwards.
 
     >>> import torch
     >>> def factory(model):
@@ -94,11 +96,16 @@ def identify(factory: Factory, *, steps: int = STEPS, every: int = 1) -> Identif
         raise TypeError(
             f"factory={factory!r} is not a function; give one that takes a model and returns (update, read)"
         )
-    arguments.whole("steps", steps, low=4)
+    if arguments.whole("steps", steps, low=4) > MOST_STEPS:
+        raise ValueError(
+            f"steps={steps!r} is too large; it needs steps ≤ {MOST_STEPS}, as memory grows with its square"
+        )
     arguments.whole("every", every, low=1)
-    with isolated(Warning), torch.inference_mode(False):
+    with isolated(Warning), torch.inference_mode(False), torch.device("cpu"):
         try:
             measured = measure(factory, steps)
+        except NoFactoryError:
+            raise
         except BrokenError as error:
             return Identification(reason=str(error), problems=(f"It cannot be identified: {error}.",))
         return _describe(factory, measured, steps, every)

@@ -15,7 +15,9 @@ from torch import Tensor
 from torchbelay.ops import reference
 from torchbelay.physics.coupling import Coupling
 
-from .toy import BrokenError, Factory, Run, Toy, Trace, record
+from .comparison import widen
+from .reading import BrokenError
+from .toy import Factory, Run, Toy, Trace, record
 
 CARRIER = 0  # this element moves at every step of every run, so that no step leaves all weights as they are
 
@@ -103,11 +105,9 @@ def measure(factory: Factory, steps: int) -> Measurement:
     found = responses(impulses)[..., 1:].permute(3, 0, 1, 2)  # R: [impulse, update, weights or average, parameter]
     again = responses(still)
     repeats = deviation(again, torch.zeros_like(again)) <= allowed
-    why = (
-        _nonlinearity(responses, found, still, allowed)
-        if repeats
-        else ("two equal runs differ; it draws random numbers, or keeps something from one run to the next")
-    )
+    why: str | None = "two equal runs differ; it draws random numbers, or keeps something from one run to the next"
+    if repeats:
+        why = _nonlinearity(responses, found, still, allowed)
     reason = why and f"not a linear map: {why}"
     couplings: tuple[Coupling, ...] = ()
     hidden: tuple[int, ...] = ()
@@ -136,7 +136,7 @@ def _look_again(factory: Factory, toy: Toy, moves: Tensor) -> tuple[Tensor, Tens
 
     def look() -> Tensor:
         average = run.average()
-        return torch.stack([average[name].flatten().to("cpu", torch.float64) for name in names if name in average])
+        return torch.stack([widen(average[name]).flatten() for name in names if name in average])
 
     last = look()
     run.change(dict.fromkeys(names, torch.ones(moves.shape[1])))

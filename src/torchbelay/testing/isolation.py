@@ -1,4 +1,4 @@
-"""Isolation of what this package runs from the caller: random generators, modes of autograd, warnings."""
+"""Isolation of what this package runs from the caller: random generators and warnings."""
 
 import warnings
 from collections.abc import Iterator

@@ -12,8 +12,8 @@ from torchbelay.physics.coupling import Coupling
 
 from .comparison import widen
 from .impulses import carried, deviation, predict, tolerance
-from .reading import UnreadableError, named_tensors
-from .toy import BrokenError, Factory, Run, Toy, record
+from .reading import BrokenError, UnreadableError, named_tensors
+from .toy import Factory, Run, Toy, record
 
 SIZE = 4  # elements of the tensors under test
 TWINS = ("layer.bias", "layer.weight")  # plain weights that make the same moves
@@ -99,7 +99,9 @@ def _try(
                 return Kind("left out")
             names = [name for name in ("extra", "extra_again") if name in average]
             kept = average[names[0]].dtype
-            twin = widen(average[next(name for name in TWINS if name in average)]).flatten()
+            twin = next((widen(average[name]).flatten() for name in TWINS if name in average), None)
+            if twin is None or (history and len(history[-1]) != 2 + len(names)):
+                return Kind("otherwise")
             history.append((run.weights()["extra"], twin, *(widen(average[name]) for name in names)))
     except BrokenError as error:
         return Kind(None, error=str(error))
@@ -138,12 +140,13 @@ def sixteen_bit(factory: Factory, dtype: torch.dtype, couplings: Sequence[Coupli
     After half of the updates all weights but one jump, just so far that a single update moves the average by less than
     half of its resolution.
     """
-    name, half = str(dtype).removeprefix("torch."), len(couplings) // 2
+    name, steps = str(dtype).removeprefix("torch."), len(couplings) or 4
+    half = steps // 2
     toy = Toy(256, dtype)
     with torch.no_grad():
         for p in toy.parameters():
             p.fill_(1.0)
-    back_and_forth = torch.zeros(256)
+    back_and_forth = torch.zeros(256, dtype=torch.float64)
     back_and_forth[0] = 0.5  # one weight moves always, so that no step leaves all as they are
     try:
         run = Run(factory, toy)
@@ -153,12 +156,12 @@ def sixteen_bit(factory: Factory, dtype: torch.dtype, couplings: Sequence[Coupli
         read = next(iter(before))
         kept = before[read].dtype
         jump = _jump(dtype, kept, couplings[half:])
-        jumped = torch.full((256,), jump)
+        jumped = torch.full((256,), jump, dtype=torch.float64)
         jumped[0] = 0.0
-        for step in range(half, len(couplings)):
+        for step in range(half, steps):
             run.step(dict.fromkeys(TWINS, jumped if step == half else back_and_forth * (-1) ** step))
         after = run.average()
-    except (BrokenError, UnreadableError) as error:
+    except BrokenError as error:
         return SixteenBit(name, "", None, str(error))
     found = SixteenBit(name, str(kept).removeprefix("torch."), None)
     started, ended = (widen(average[read]).flatten()[1:] for average in (before, after))
@@ -178,7 +181,7 @@ def _jump(dtype: torch.dtype, kept: torch.dtype, couplings: Sequence[Coupling]) 
     if not fastest or any(c.a for c in couplings):
         return 0.0
     widest = 0.45 * torch.finfo(kept if kept.itemsize == 2 else dtype).eps / fastest
-    jump = float(torch.tensor(1 + widest).to(dtype)) - 1
+    jump = float(torch.tensor(1 + widest, dtype=torch.float64).to(dtype)) - 1
     if jump > widest:  # rounded up
         jump = 1 + jump - torch.finfo(dtype).eps * 2 ** math.floor(math.log2(1 + jump)) - 1
     return max(0.0, jump)

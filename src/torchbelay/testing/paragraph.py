@@ -24,21 +24,27 @@ def write(found: "Identification") -> str:
     """Return the paragraph."""
     if found.start is None:  # it did not run
         return " ".join(found.problems)
-    said = [*_map(found), *_begin(found), *_stability(found)]
+    said = [] if found.reason is None else [_problems(found)]
+    said += [*_map(found), *_begin(found), *_stability(found)]
     if found.dtype != found.weights_dtype:
         said.append(f"The average of {found.weights_dtype} weights is {found.dtype}.")
     said += _kinds(found)
     said += [sentence for low in found.sixteen_bit if (sentence := _sixteen_bit(low))]
     if found.idle:
         said.append(_IDLE[found.idle])
+    if found.reason is None:
+        said.append(_problems(found))
+    return " ".join(said)
+
+
+def _problems(found: "Identification") -> str:
     match found.problems:
         case ():
-            said.append("Nothing looks wrong.")
+            return "Nothing looks wrong."
         case (problem,):
-            said.append(f"One problem: {problem}")
+            return f"One problem: {problem}"
         case several:
-            said.append(f"{len(several)} problems: " + " ".join(f"({i}) {p}" for i, p in enumerate(several, start=1)))
-    return " ".join(said)
+            return f"{len(several)} problems: " + " ".join(f"({i}) {p}" for i, p in enumerate(several, start=1))
 
 
 def ordinal(number: int) -> str:
@@ -51,8 +57,7 @@ def ordinal(number: int) -> str:
 
 def _map(found: "Identification") -> Iterator[str]:
     if found.reason is not None:
-        yield f"{found.reason[0].upper()}{found.reason[1:]}."
-        return
+        return  # the problems come first then
     last, warmup = found.coupling, found.warmup
     if last is None or warmup is None:
         yield "The average stands still."

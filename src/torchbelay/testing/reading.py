@@ -18,7 +18,11 @@ _SPELLINGS: tuple[Callable[[str], str], ...] = (
 )
 
 
-class UnreadableError(Exception):
+class BrokenError(Exception):
+    """Averaging code that raises, or whose average cannot be read; the message says when and how."""
+
+
+class UnreadableError(BrokenError):
     """An average that cannot be told from what `read()` returned; the message says why."""
 
 

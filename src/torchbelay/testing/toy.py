@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from .comparison import abridge, widen
-from .reading import UnreadableError, named_tensors, read_average
+from .reading import BrokenError, UnreadableError, named_tensors, read_average
 
 Factory = Callable[[nn.Module], tuple[Callable[[], object], Callable[[], object]]]
 
 TOO_LARGE = 1e6  # values beyond this lose the digits that the numbers are computed from
 
 
-class BrokenError(Exception):
-    """The averaging code raised, or its average cannot be read; the message says when and how."""
+class NoFactoryError(BrokenError, TypeError):
+    """A factory that does not return `(update, read)`."""
 
 
 class Toy(nn.Module):
@@ -44,7 +44,7 @@ class Run:
         self.keeps_graph = self.read_writes = False
         made: Any = self._call("factory(model)", lambda: factory(model))
         if not (isinstance(made, tuple | list) and len(made) == 2 and all(map(callable, made))):
-            raise TypeError(
+            raise NoFactoryError(
                 f"factory(model) returned {type(made).__name__}; it must return (update, read): a function that is "
                 "called after every change of the weights, and one that returns the average"
             )
@@ -73,7 +73,7 @@ class Run:
         before = {name: t.detach().clone() for name, t in named_tensors(self.model).items()}
         returned = self._call(f"read() after {self.updates} updates", self._read)
         found = self._call("read()", lambda: read_average(returned, self.model))
-        self.keeps_graph |= any(t.grad_fn is not None for t in found.values())
+        self.keeps_graph |= any(_has_history(t, self.updates) for t in found.values())
         copies = {name: t.detach().clone() for name, t in found.items()}
         with torch.no_grad():
             for name, t in named_tensors(self.model).items():
@@ -86,11 +86,23 @@ class Run:
         try:
             with torch.enable_grad():  # as after `optimizer.step()` in a training loop
                 return function()
-        except UnreadableError:
+        except BrokenError:
             raise
         except (Exception, SystemExit) as error:  # some libraries exit if they cannot copy a model
             said = " ".join(str(error).split())[:200].rstrip(".")
             raise BrokenError(f"{what} raised {type(error).__name__}" + (said and f": {said}")) from error
+
+
+def _has_history(t: Tensor, updates: int) -> bool:
+    """Whether a tensor's graph of autograd has grown by a node per update, beyond the few that `read()` makes."""
+    seen: set[object] = set()
+    rest = [t.grad_fn]
+    while rest and len(seen) <= max(updates, 10):
+        node = rest.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            rest += [next_node for next_node, _ in node.next_functions]
+    return len(seen) > max(updates, 10)
 
 
 @dataclass(frozen=True)
@@ -121,9 +133,9 @@ def record(factory: Factory, model: nn.Module, moves: Tensor) -> Trace:
             average = run.average()
             if not names and not all(t.isfinite().all() for t in average.values()):  # 0/0 before the first update
                 raise UnreadableError("read() returned values that are not finite")
-        except (UnreadableError, BrokenError) as error:
+        except BrokenError as error:
             if names:
-                raise BrokenError(str(error)) from error
+                raise
             began, why, average = step + 1, str(error), {}
         if average and not names:
             names = tuple(name for name in parameters if name in average)
