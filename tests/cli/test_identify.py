@@ -50,6 +50,9 @@ CONFIG = {"decay": 0.99}
 """
 
 
+MODULES = ("train", "needy", "broken", "script")
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """The current folder has train.py, and modules that do not import."""
@@ -59,8 +62,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "script.py").write_text("import sys; sys.exit('usage: script')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield tmp_path
-    for name in ("train", "needy", "broken", "script"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 

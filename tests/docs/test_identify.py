@@ -1,6 +1,7 @@
 """docs/identify.md: its code prints what the page shows, its command runs, and its table is what `identify` finds."""
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ def test_the_command_of_the_page_runs(tmp_path, monkeypatch, capsys: pytest.Capt
     (tmp_path / "train.py").write_text("\n".join(block for block, _ in PARTS[:3:2]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "train", None)  # so that no other test's module is taken, and none left behind
+    del sys.modules["train"]
     (command,) = re.findall(r"^\$ torchbelay (.*)$", PAGE, re.M)
     assert main(command.replace("1000", "100").split()) == 1
     assert "never begins at the weights" in " ".join(capsys.readouterr().out.split())
