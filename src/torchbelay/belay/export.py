@@ -7,6 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchbelay._version import __version__
+from torchbelay.physics.identity import describe
+from torchbelay.physics.method import Method
+
 from . import company, modules
 from .average import WholeAverage
 from .files import replacing
@@ -25,6 +29,25 @@ def with_average(
     for key, value in fitting(average.buffers, buffers).items():
         replaced[id(buffers[key])] = value.to(buffers[key].dtype)
     return modules.state_dict_with(model, replaced, take)
+
+
+def about(average: WholeAverage, step: int, start: int) -> dict[str, str]:
+    """Return what a file says of the average that it holds."""
+    methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
+    return {
+        "average": average.name,
+        "method": "; ".join(methods) or f"none before step {start}",
+        "step": str(step),
+        "torchbelay": __version__,
+    }
+
+
+def _label(method: Method) -> str:
+    """Return a method as a text for readers; the name of its class if a checkpoint could not tell it."""
+    try:
+        return describe(method)
+    except ValueError:
+        return type(method).__qualname__
 
 
 def require() -> None:
