@@ -113,11 +113,11 @@ class Average:
     """All entries of one average, and its own buffers if it has any.
 
     An entry holds whole tensors, a cohort the local parts of tensors that are sharded over ranks. Averages are kept
-    beside their parameters, or, if `hosted`, in host memory.
+    beside their parameters, or on the device `home`.
     """
 
-    def __init__(self, name: str, rule: Rule, *, pulls: bool, hosted: bool = False, every: int = 1) -> None:
-        self.name, self.rule, self.pulls, self.hosted, self.every = name, rule, pulls and not hosted, hosted, every
+    def __init__(self, name: str, rule: Rule, *, pulls: bool, home: torch.device | None = None, every: int = 1) -> None:
+        self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
         self.told: dict[int, tuple[Method, str | None]] = {}  # by id: a method, and what it was when it was taken in
@@ -154,7 +154,7 @@ class Average:
 
     def like(self, rule: Rule) -> "Average":
         """Return an average without entries that differs in nothing but its rule."""
-        return Average(self.name, rule, pulls=self.pulls, hosted=self.hosted, every=self.every)
+        return Average(self.name, rule, pulls=self.pulls, home=self.home, every=self.every)
 
     def at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
         """Return velocities of 0 for the average of a parameter."""
@@ -163,7 +163,7 @@ class Average:
 
     def _home(self, w1: Tensor) -> torch.device:
         """Return the device that the average of a parameter is kept on."""
-        return torch.device("cpu") if self.hosted else local(w1).device
+        return local(w1).device if self.home is None else self.home
 
     def _placed(self, tensor: Tensor, w1: Tensor) -> Tensor:
         """Return the tensor at its home and laid out like its parameter, so that kernels can take both as flat memory.
@@ -176,7 +176,7 @@ class Average:
         if not is_sharded(w1) and tensor.stride() != w1.stride():
             laid_out = torch.empty_like(w1, dtype=tensor.dtype, device=there)
             tensor = tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
-        if self.hosted and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
+        if there.type == "cpu" and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
             tensor = with_local(tensor, local(tensor).pin_memory())
         return tensor
 

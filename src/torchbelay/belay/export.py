@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbelay._version import __version__
+from torchbelay.physics.identity import describe
+from torchbelay.physics.method import Method
+
 from . import company, modules
 from .average import WholeAverage, average_dtype
 from .files import replacing
@@ -56,6 +60,25 @@ def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     if not (t.is_floating_point() or t.is_complex()):
         return t
     return t.detach().to(average_dtype(t.dtype, dtype))
+
+
+def about(average: WholeAverage, step: int, start: int) -> dict[str, str]:
+    """Return what a file says of the average that it holds."""
+    methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
+    return {
+        "average": average.name,
+        "method": "; ".join(methods) or f"none before step {start}",
+        "step": str(step),
+        "torchbelay": __version__,
+    }
+
+
+def _label(method: Method) -> str:
+    """Return a method as a text for readers; the name of its class if a checkpoint could not tell it."""
+    try:
+        return describe(method)
+    except ValueError:
+        return type(method).__qualname__
 
 
 def require(what: str, instead: str) -> None:
