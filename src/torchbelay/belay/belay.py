@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchbelay._version import __version__
@@ -19,11 +19,13 @@ from . import checkpoint, company, export, files, modules, shard
 from .average import MAIN, Average, Rule, as_rule
 from .averages import Averages
 from .clock import Clock
+from .live_module import follow_all, make
 from .options import OptionArguments, Options
 from .signals import signals_held
 from .stats import stats
 from .stepper import Stepper
 from .swap import Swap, overwrite
+from .teacher import check_teacher
 from .unseen import Unseen
 from .validate import check_kernels, check_model, check_optimizer, pulled_by, warn_of_feedback
 
@@ -128,7 +130,8 @@ class Belay:
 
         Evaluate inside, do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`)
         stay with the average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its
-        copies. Signals that have a Python handler wait while weights and average trade places.
+        copies. Signals that have a Python handler wait while weights and average trade places. They do not trade, and
+        the weights are copied, while somebody holds `module()` or `tensors()` of this average.
         """
         average, swap = self._average(name), self._stepper.swap
         if swap is not None:
@@ -139,19 +142,84 @@ class Belay:
         company.refuse_among(self._stepper, self._averages.parameters.all, f"averaged({name!r})")
         self._averages.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
+        held = self._stepper.live.holds(average)
+        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, held=held)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
                 with signals_held():
                     self._stepper.swap = swap
                     swap.enter()
+                    follow_all()
                 yield self._model
             finally:
                 with signals_held():
                     self._stepper.leave()
         finally:
             self._stepper.leave()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def module(self, name: str = MAIN, *, into: nn.Module | None = None) -> nn.Module:
+        """Return a module of the model's class that is the average: its parameters share the average's memory.
+
+        It follows every step, `reset()`, `load_state_dict()` and late parameters, for as long as you hold it. It is in
+        eval mode, has no gradients, and pickles and copies as any other module. Parameters that are not averaged share
+        the model's memory. If the average has another dtype than the weights, the module has copies in theirs, which
+        every step renews. Its buffers are its own: with buffers="copy" and "average" every step renews them, with
+        "ignore" they are copied once. Until the average begins (`start`), the module has the model's weights.
+
+        Args:
+            name: of the average.
+            into: a module of your own, built like the model, that becomes the average instead. A sharded model (FSDP2,
+                tensor parallel) needs one, sharded by the same calls.
+
+        >>> from torchbelay import Spring
+        >>> model = nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> belay = Belay(model, optimizer, Spring.ema(decay=0.99))
+        >>> teacher, x = belay.module(), torch.ones(4, 3)
+        >>> (model(x) - teacher(x)).square().mean().backward()
+        >>> optimizer.step()
+        >>> torch.equal(teacher.weight, belay.average_state_dict()["weight"])
+        True
+        """
+        average = self._readable(name)
+        if into is not None:
+            self._refuse_now("module")
+            module = check_teacher(into, self._model, average).eval().requires_grad_(False)
+        elif any(map(shard.is_sharded, modules.named_parameters(self._model).values())):
+            raise ValueError(
+                f"module() cannot copy {type(self._model).__name__}, which is sharded; build a second one, shard it by "
+                "the same calls, and give it as module(into=...)"
+            )
+        else:
+            module = make(self._model, without=(self, self._optimizer))
+        self._stepper.live.add_module(self._model, average, module, self._options.buffers)
+        return module
+
+    def tensors(self, name: str = MAIN) -> Mapping[str, Tensor]:
+        """Return the average as a live mapping of names to tensors, which are looked up at each access, not copied.
+
+        The tensors share the average's memory and have its dtype: do not write to them. They go with
+        `torch.func.functional_call(model, dict(belay.tensors()), x)`.
+
+        >>> from torchbelay import Spring
+        >>> belay = Belay(nn.Linear(3, 1), None, Spring.ema(decay=0.99))
+        >>> {name: tuple(tensor.shape) for name, tensor in belay.tensors().items()}
+        {'weight': (1, 3), 'bias': (1,)}
+        """
+        return self._stepper.live.add_mapping(self._readable(name), self._averages, self._stepper.settle_all)
+
+    def _readable(self, name: str) -> Average:
+        """Return an average whose memory somebody is going to look at."""
+        average, swap = self._average(name), self._stepper.swap
+        if swap is None:
+            self._averages.follow_model()
+        elif swap.average is average:
+            with signals_held():
+                swap.set_aside()
+        return average
 
     def _average(self, name: str) -> Average:
         if name not in self._averages.each:
@@ -234,6 +302,7 @@ class Belay:
         self._averages.follow_model()
         self._averages.restart()
         self._stepper.forget_the_step()
+        self._stepper.live.follow()
         self._remember_weights()
 
     # Numbers and checkpoints -----------------------------------------------------------------------------------------
@@ -293,6 +362,7 @@ class Belay:
         self._stepper.backend.wait()
         self._averages.load(state)
         self._stepper.forget_the_step()
+        self._stepper.live.follow()
         self._unseen.forget()
 
     def detach(self) -> None:

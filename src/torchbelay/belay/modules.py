@@ -56,6 +56,28 @@ def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
     return iter(found)
 
 
+def wrappers(root: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """Return every wrapper with the module that it wraps, at the root and inside; those inside others come first."""
+    attribute_of: Callable[[type], str | None] = cache(_wrapped_under)
+    found: list[tuple[nn.Module, nn.Module]] = []
+    seen: set[int] = set()
+
+    def visit(module: nn.Module) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        attribute = attribute_of(type(module))
+        inner = None if attribute is None else getattr(module, attribute)
+        for child in (*module._modules.values(), inner):
+            if child is not None:
+                visit(child)
+        if inner is not None:
+            found.append((module, inner))
+
+    visit(root)
+    return found
+
+
 def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
     """Return parameters by clean name; a tied one once, under its first name.
 

@@ -13,6 +13,8 @@ from . import company
 from .averages import Averages
 from .clock import Clock
 from .hooks import StepHooks
+from .live import Live
+from .live_module import follow_all
 from .options import Options
 from .phantom import is_phantom
 from .plan import Plan, Work
@@ -46,6 +48,7 @@ class Stepper:
         self._state: State = Idle()
         self._plan: Plan | None = None
         self.swap: Swap | None = None  # the model holds an average at present
+        self.live = Live()
         self.carried = False  # whether the optimizer took the averages along in the last step
         self.stepped = False  # whether a step has been seen
         self.successors: WeakSet[company.Member] = WeakSet()
@@ -209,6 +212,8 @@ class Stepper:
         state, self.carried, self.stepped = self._state, False, True
         if not isinstance(state, UnderWay):  # skipped, or attached during the step
             self._state = Idle()
+            if self.live.modules:
+                self.live.follow()
             return
         work = state.work
         work.closed, self.carried = True, work.carried
@@ -228,6 +233,9 @@ class Stepper:
         self._state = Idle()
         if not self._averages.began:
             self._averages.begin_when_due()  # if that is stopped, they begin after the next step
+        if self.live.modules:
+            self.backend.wait()  # for averages in host memory, which the modules read at any time
+            self.live.follow()
 
     # What others ask of it ---------------------------------------------------------------------------------------
 
@@ -235,6 +243,11 @@ class Stepper:
         """End a step in which the optimizer took the averages along and was stopped before its hook."""
         if isinstance(self._state, UnderWay) and self._state.work.carried and not self._state.torn:
             self.after()
+
+    def settle_all(self) -> None:
+        """Wait until weights and averages are what the last step, or the last block, has made of them."""
+        self.backend.wait()
+        self.settled_swap()
 
     def settled_swap(self) -> Swap | None:
         """Return the swap of the block that the program is in; a block that could not be left is left now."""
@@ -248,6 +261,7 @@ class Stepper:
         if self.swap is not None:
             self.swap.undo()
             self.swap = None
+        follow_all()
 
     @property
     def under_way(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import count
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,19 @@ from .swapped_buffers import Buffers, Change, fitting
 _numbers = count()  # of swaps: one that begins inside another has a larger one
 
 
+class _Late(NamedTuple):
+    """Weights that were set aside inside the block, by the ids of their parameters."""
+
+    weights: dict[int, Tensor]
+    done: bool = False  # the average is in its own memory again
+
+
 class Swap:
     """An average that can be put into the model by `enter()`; `undo()` puts the weights back, bit for bit.
 
     If weights and average have one dtype, they trade places in place. If not, the average is rounded into the model and
-    the weights are set aside, so that neither loses a bit; so are weights that share memory with others.
+    the weights are set aside, so that neither loses a bit; so are weights that share memory with others, and all of
+    them if the average is `held`: somebody looks at its memory, where the weights must not be.
 
     To make a swap changes nothing, and refuses what cannot be swapped. `undo()` may be called at any time after that,
     and again if it was interrupted: it does what is left to do.
@@ -29,7 +38,9 @@ class Swap:
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
     @torch.no_grad()
-    def __init__(self, model: nn.Module, average: Average, backend: Backend, *, buffers: bool) -> None:
+    def __init__(
+        self, model: nn.Module, average: Average, backend: Backend, *, buffers: bool, held: bool = False
+    ) -> None:
         self.average, self._model, self.number = average, model, next(_numbers)
         reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
         average.refuse_other_shapes()
@@ -39,12 +50,13 @@ class Swap:
         self._traded: list[Entry] = []
         self._aside: dict[int, Tensor] = {}
         for e in average.entries.values():
-            if e.w1.dtype == e.w2.dtype and id(e.w1) not in shared:
+            if e.w1.dtype == e.w2.dtype and id(e.w1) not in shared and not held:
                 self._traded.append(e)
             else:
                 self._aside[id(e.w1)] = self._homes[id(e.w1)].clone()
         self._trade = backend.trade([self._homes[id(e.w1)] for e in self._traded], [local(e.w2) for e in self._traded])
         self._w2 = {id(e.w1): e.w2 for e in self._traded}
+        self._late: _Late | None = None  # what was traded first and set aside inside
         self._buffers = Buffers(model) if buffers else None
         self.is_inside = False  # the average is in the model, all of it
         self._left = False  # and the weights are back
@@ -64,6 +76,20 @@ class Swap:
             self._buffers.put(fitting(self.average.buffers, self._buffers.own()))
         forget_computed()
         self.is_inside = True
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def set_aside(self) -> None:
+        """Put the average back into its own memory too, inside the block: somebody is about to look there."""
+        if self.is_inside and self._late is None:
+            self._late = _Late({id(e.w1): local(e.w2).clone() for e in self._traded})
+        self._finish_late()
+
+    def _finish_late(self) -> None:
+        """Copy the average to its own memory, which held the weights; may be repeated."""
+        if self._late is not None and not self._late.done:
+            arithmetic.copy_([local(e.w2) for e in self._traded], [self._homes[id(e.w1)] for e in self._traded])
+            self._late = self._late._replace(done=True)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -89,11 +115,16 @@ class Swap:
 
     def _put_back(self) -> None:
         reshard(self._model)  # what was gathered of the average inside must not be trained
-        self._trade.back()
+        aside = self._aside
+        if self._late is None:
+            self._trade.back()
+        else:
+            self._finish_late()
+            aside = aside | self._late.weights
         changes: set[Change] = set()
         for e in self.average.entries.values():
             home, now = self._homes[id(e.w1)], local(e.w1)
-            own = self._aside.get(id(e.w1), home)
+            own = aside.get(id(e.w1), home)
             if own is not home or not _is_same_memory(home, now):
                 _place(e.w1, own)
             changes |= {(home.device, now.device), (home.dtype, now.dtype)}
@@ -117,8 +148,9 @@ class Swap:
 
     def weights(self, entry: Entry) -> Tensor:
         """Return the local part of w1 of an entry of any average, wherever it is at present."""
-        if id(entry.w1) in self._aside:
-            return self._aside[id(entry.w1)]
+        for aside in (self._aside, {} if self._late is None else self._late.weights):
+            if id(entry.w1) in aside:
+                return aside[id(entry.w1)]
         return local(self._w2.get(id(entry.w1), entry.w1))
 
     def own_weights(self) -> dict[int, Tensor]:
@@ -131,7 +163,8 @@ class Swap:
 
     def value(self, entry: Entry, average: str) -> Tensor:
         """Return w2 of an entry of the average of that name, wherever it is at present."""
-        if average == self.average.name and id(entry.w1) in self._homes and id(entry.w1) not in self._aside:
+        is_home = self._late is None or not self._late.done  # where the weights were, and not in its own memory
+        if is_home and average == self.average.name and id(entry.w1) in self._w2:
             return with_local(entry.w2, self._homes[id(entry.w1)])
         return entry.w2
 

@@ -1,0 +1,83 @@
+"""What users hold of the averages of a Belay: modules, mappings, and tensors out of these.
+
+While somebody looks at the memory of an average, `averaged()` may not put the weights there.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from .average import Average
+from .averages import Averages
+from .live_module import LiveModule
+from .shard import local
+
+
+class LiveTensors(Mapping[str, Tensor]):
+    """An average by the names of its parameters, each as it is when it is looked up; nothing is copied.
+
+    Tensors share the average's memory and have its dtype; do not write to them. If the model was moved, look them up
+    again. Before the average begins, these are the weights.
+    """
+
+    def __init__(self, average: Average, averages: Averages, settle: Callable[[], object]) -> None:
+        self.average, self._averages, self._settle = average, averages, settle
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._settle()
+        entries = self.average.entries
+        return (entries[name].w2 if entries else self._weights()[name]).detach()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {each.name: each.parameter for each in self._averages.wanted()[self.average.name]}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.average.entries or self._weights()))
+
+    def __len__(self) -> int:
+        return len(self.average.entries or self._weights())
+
+    # One mapping is not another, and to compare tensors is not what == would mean.
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<the average {self.average.name!r}: {len(self)} tensors>"
+
+
+class Live:
+    """The modules and mappings of a Belay that somebody still holds."""
+
+    def __init__(self) -> None:
+        self.modules: list[LiveModule] = []
+        self._mappings: WeakSet[LiveTensors] = WeakSet()
+
+    def add_module(self, model: nn.Module, average: Average, module: nn.Module, buffers: str) -> None:
+        """Let a module be an average from now on, for as long as somebody holds it."""
+        new = LiveModule(model, average, module, renews_buffers=buffers != "ignore")
+        new.follow(moved=False, first=True)
+        self.modules = [*(each for each in self.modules if not each.contains(module)), new]
+
+    def add_mapping(self, average: Average, averages: Averages, settle: Callable[[], object]) -> LiveTensors:
+        """Return a new mapping, and know it for as long as somebody holds it."""
+        mapping = LiveTensors(average, averages, settle)
+        self._mappings.add(mapping)
+        return mapping
+
+    def follow(self) -> None:
+        """Let every module be what its average is now, and forget those that nobody holds."""
+        self.modules = [each for each in self.modules if each.is_alive()]
+        for each in self.modules:
+            each.follow(moved=True)
+
+    def holds(self, average: Average) -> bool:
+        """Whether somebody holds a module or a mapping of this average, or a tensor that shares its memory."""
+        self.modules = [each for each in self.modules if each.is_alive()]
+        held = [each.average for each in self.modules] + [each.average for each in self._mappings]
+        return any(each is average for each in held) or any(_is_seen(local(e.w2)) for e in average.entries.values())
+
+
+def _is_seen(t: Tensor) -> bool:
+    """Whether other tensors share the memory of this one."""
+    return torch._C._storage_Use_Count(t.untyped_storage()._cdata) > 2  # this tensor, and the storage as an object

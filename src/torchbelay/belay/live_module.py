@@ -1,0 +1,255 @@
+"""A module that is an average: its parameters lie in the average's memory, and it follows whatever the average does.
+
+A parameter of the module shares the memory of the average if both have one dtype. If not, it is a copy in the dtype of
+the model's weights, and every step renews it. A parameter that is not averaged shares the model's own memory. The user
+may move or cast the module: then it is a copy that every step renews, until device and dtype agree again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakSet, ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.nn.parameter import is_lazy
+
+from torchbelay.ops import arithmetic
+
+from . import company
+from .average import Average, Entry
+from .live_buffers import renew_buffers
+from .replica import Memo, Part, Replica, replicated, without_graphs
+from .shard import is_sharded, local, reshard
+
+
+class Place(NamedTuple):
+    """Where and what a tensor is."""
+
+    address: int
+    device: torch.device
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Bond:
+    """What is known of one parameter of the module."""
+
+    place: Place | None = None  # where it was put; if it is not there any more, the user has moved or replaced it
+    private: bool = False  # it has memory of its own there, and does not share that of average or model
+    seen: object = None  # what was last copied to it, if that is not averaged
+
+
+class LiveModule:
+    """A module that follows an average for as long as somebody holds it, or a part of it."""
+
+    def __init__(self, model: nn.Module, average: Average, module: nn.Module, *, renews_buffers: bool) -> None:
+        self.average, self._model, self._renews_buffers = average, model, renews_buffers
+        self._replica, self._module = Replica(model, module), ref(module)
+        self._is_sharded = any(map(is_sharded, module.parameters()))
+        self._take_shared()
+        _all.add(self)
+
+    def is_alive(self) -> bool:
+        """Whether somebody holds the module, or a part of it."""
+        return bool(self._replica.parts())
+
+    def contains(self, module: nn.Module) -> bool:
+        """Whether one of the module's parts is a part of this one too."""
+        others = set(module.modules())
+        return any(made in others for _, made in self._replica.parts())
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def follow(self, *, moved: bool, first: bool = False) -> None:
+        """Let the module be what the average is now.
+
+        `moved`: weights or averages may have been written to. `first`: buffers that are copied once are copied now.
+        """
+        if self._is_sharded:
+            self._reshard()
+        parts = self._replica.parts()
+        if parts and not self._replica.is_current():
+            self._renew(parts)
+            parts = self._replica.parts()
+        entries, own = {id(e.w1): e for e in self.average.entries.values()}, company.own_tensors()
+        step = _Binding(self._home())
+        for part, made in parts:
+            for key, p in part.model._parameters.items():
+                q = _held(made._parameters, key)
+                if p is not None and q is not None and not is_lazy(p):
+                    step.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
+        step.carry_out(self.average)
+        if self._renews_buffers or first:
+            renew_buffers(parts, self.average.buffers, own, step.home)
+        if moved:
+            increment_version(step.parameters)  # autograd then sees what shared memory hides from it
+
+    def _home(self) -> torch.device | None:
+        """Return the device that the whole module is on; None: every tensor is beside that of the model."""
+        first = next(iter(self.average.entries.values()), None)
+        return local(first.w2).device if first is not None and self.average.hosted else None
+
+    def _reshard(self) -> None:
+        """Let FSDP modules hold their shards: what they gathered belongs to the last step."""
+        reshard(self._model)
+        whole = self._module()
+        for made in [whole] if whole is not None else [made for _, made in self._replica.parts()]:
+            reshard(made)
+
+    def _renew(self, parts: list[tuple[Part, nn.Module]]) -> None:
+        known: Memo = {}
+        for part, made in parts:
+            for key, p in part.model._parameters.items():
+                q = _held(made._parameters, key)
+                if p is not None and q is not None:
+                    known[id(p)] = q
+        try:
+            self._replica.renew(_memo(self._model) | known)
+        except Exception as problem:
+            raise RuntimeError(
+                f"the model, {type(self._model).__name__}, has other parts now, and the module that follows its "
+                f"average {self.average.name!r} cannot get them ({type(problem).__name__}: {problem}); drop that "
+                "module, and use averaged()"
+            ) from problem
+        self._take_shared()
+
+    def _take_shared(self) -> None:
+        """Note which parameters of the module share the model's memory: they were not put there by the user."""
+        for part, made in self._replica.parts():
+            for key, p in part.model._parameters.items():
+                q = _held(made._parameters, key)
+                if key not in part.bonds and p is not None and q is not None and not is_lazy(p) and _is_alias(q, p):
+                    part.bonds[key] = Bond(_place(q))
+
+
+class _Binding:
+    """What one call of `follow` does to the parameters."""
+
+    def __init__(self, home: torch.device | None) -> None:
+        self.home = home
+        self.parameters: list[Tensor] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._adopted: list[tuple[Entry, Tensor]] = []
+
+    def bind(self, bond: Bond, p: Tensor, q: Tensor, entry: Entry | None, own: Tensor) -> None:
+        """Let q, a parameter of the module, be the average of p; if p is not averaged, p's own value, `own`."""
+        source = own.detach() if entry is None else entry.w2
+        if is_sharded(q):
+            self._bind_sharded(bond, q, entry, source)
+            return
+        self.parameters.append(q)
+        if _is_alias(q, source):
+            if bond.place is None or bond.private:
+                bond.place, bond.private = _place(q), False
+            return
+        ours = bond.place is not None and bond.place == _place(q)
+        there = source.device if self.home is None else self.home
+        if _is_plain(q) and source.device == there and (_is_alike(q, source) or (ours and source.dtype == p.dtype)):
+            q.data = source
+            bond.place, bond.private = _place(q), False
+            return
+        if ours and not (bond.private and (q.device, q.dtype, q.shape) == (there, p.dtype, source.shape)):
+            q.data = torch.empty_like(source, dtype=p.dtype, device=there)
+            bond.place, bond.private, bond.seen = _place(q), True, None
+        elif q.shape != source.shape:
+            q.data = torch.empty_like(source, dtype=q.dtype, device=q.device)
+            bond.seen = None
+        self._copy(bond, q, entry, source)
+
+    def _bind_sharded(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor) -> None:
+        """Let the average lie in the memory of q: what FSDP gathers from is fixed, so it cannot be the other way."""
+        if local(q).shape != local(source).shape:
+            raise RuntimeError(
+                f"a parameter has the shape {tuple(source.shape)} now, and the module that follows its average has "
+                f"{tuple(q.shape)}: drop that module, and bind one of the new shapes by module(into=...)"
+            )
+        if _is_alias(local(q), local(source)):
+            return
+        if entry is not None and _is_alike(local(q), local(source)):
+            self._adopted.append((entry, q))
+        else:
+            self._copy(bond, local(q), entry, local(source))
+
+    def _copy(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor) -> None:
+        """Copy an average at every step, and what is not averaged if it has changed."""
+        seen = None if entry is not None or source.is_inference() else (_place(source), source._version)
+        if seen is None or seen != bond.seen:
+            self._copies.append((q, source))
+        bond.seen = seen
+
+    def carry_out(self, average: Average) -> None:
+        """Write what is to be written."""
+        pairs = self._copies + [(local(q), local(e.w2)) for e, q in self._adopted]
+        arithmetic.copy_([q for q, _ in pairs], [source for _, source in pairs])
+        for e, q in self._adopted:
+            e.w2 = q.detach()
+        if self._adopted:
+            average.regroup()
+
+
+def _held(slots: Any, key: str) -> Any:
+    try:
+        return slots[key]  # a scripted module's has no get()
+    except KeyError:
+        return None
+
+
+def _is_plain(q: Tensor) -> bool:
+    return type(q) in (Tensor, nn.Parameter)
+
+
+def _place(t: Tensor) -> Place:
+    return Place(t.data_ptr(), t.device, t.dtype, t.shape, t.stride())
+
+
+def _is_alias(q: Tensor, source: Tensor) -> bool:
+    return q.data_ptr() == source.data_ptr() and _is_alike(q, source)
+
+
+def _is_alike(q: Tensor, source: Tensor) -> bool:
+    """Whether two tensors may share memory as they are."""
+    return (q.dtype, q.device, q.shape, q.stride()) == (source.dtype, source.device, source.shape, source.stride())
+
+
+_all: WeakSet[LiveModule] = WeakSet()
+
+
+def follow_all() -> None:
+    """Let every live module of the process follow: weights that it shares with a model may be elsewhere now."""
+    for each in list(_all):
+        each.follow(moved=False)
+
+
+def following(module: nn.Module) -> list[LiveModule]:
+    """Return those that follow an average by this module or a part of it."""
+    return [each for each in list(_all) if each.contains(module)]
+
+
+def make(model: nn.Module, without: Iterable[object]) -> nn.Module:
+    """Return a module of the model's class, in eval mode and without gradients, that shares the model's parameters.
+
+    `without` are objects that the model may hold and the module does not get.
+    """
+    try:
+        memo = _memo(model) | {id(each): None for each in without}
+        return replicated(model, memo).eval().requires_grad_(False)
+    except Exception as problem:
+        raise RuntimeError(
+            f"module() makes a deep copy of the model, {type(model).__name__}, all but its weights, and that failed "
+            f"({type(problem).__name__}: {problem}); use averaged(), or, without a copy, "
+            "torch.func.functional_call(model, dict(belay.tensors()), ...)"
+        ) from problem
+
+
+def _memo(model: nn.Module) -> Memo:
+    """Return parameters that share the model's memory, by the ids of the model's; others than plain ones are copied."""
+    found = without_graphs(model)
+    for p in model.parameters():
+        if type(p) is nn.Parameter:
+            # `data` has a version of its own: a write to the average must not look like a write to the weights
+            found[id(p)] = nn.Parameter(p.data, requires_grad=False)
+    return found
