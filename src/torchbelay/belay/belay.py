@@ -19,7 +19,7 @@ from . import checkpoint, company, export, files, modules, shard
 from .average import MAIN, Average, Rule, as_rule
 from .averages import Averages
 from .clock import Clock
-from .live_module import follow_all, make
+from .live_module import LiveModule, follow_all, frozen, make
 from .options import OptionArguments, Options
 from .signals import signals_held
 from .stats import stats
@@ -184,18 +184,23 @@ class Belay:
         >>> torch.equal(teacher.weight, belay.average_state_dict()["weight"])
         True
         """
-        average = self._readable(name)
+        average, training = (
+            self._readable(name),
+            (self, self._optimizer),
+        )  # which the model may hold, and the module not
         if into is not None:
             self._refuse_now("module")
-            module = check_teacher(into, self._model, average).eval().requires_grad_(False)
+            module = frozen(check_teacher(into, self._model, average))
         elif any(map(shard.is_sharded, modules.named_parameters(self._model).values())):
             raise ValueError(
                 f"module() cannot copy {type(self._model).__name__}, which is sharded; build a second one, shard it by "
                 "the same calls, and give it as module(into=...)"
             )
         else:
-            module = make(self._model, without=(self, self._optimizer))
-        self._stepper.live.add_module(self._model, average, module, self._options.buffers)
+            module = make(self._model, training)
+        renews = self._options.buffers != "ignore"
+        live = LiveModule(self._model, average, module, renews_buffers=renews, without=training)
+        self._stepper.live.add_module(live, module)
         return module
 
     def tensors(self, name: str = MAIN) -> Mapping[str, Tensor]:

@@ -53,9 +53,8 @@ class Live:
         self.modules: list[LiveModule] = []
         self._mappings: WeakSet[LiveTensors] = WeakSet()
 
-    def add_module(self, model: nn.Module, average: Average, module: nn.Module, buffers: str) -> None:
+    def add_module(self, new: LiveModule, module: nn.Module) -> None:
         """Let a module be an average from now on, for as long as somebody holds it."""
-        new = LiveModule(model, average, module, renews_buffers=buffers != "ignore")
         new.follow(moved=False, first=True)
         self.modules = [*(each for each in self.modules if not each.contains(module)), new]
 

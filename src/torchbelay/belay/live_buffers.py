@@ -64,8 +64,10 @@ def renew_buffers(
     values: Mapping[str, Tensor],
     own: Mapping[int, Tensor],
     home: torch.device | None,
-) -> None:
+) -> list[tuple[Tensor, Tensor]]:
     """Write `values`, the average's buffers by name, and for all others the model's own, to the module's buffers.
+
+    Returns what was written to, with the values.
 
     `own` has the model's buffers, by id, if others are in their place now. A buffer that is not persistent and was
     replaced, in the model or in the module, belongs to its module: that may remember beside it what it is good for.
@@ -73,6 +75,7 @@ def renew_buffers(
     names: dict[int, str] = {}  # a buffer that several parts share has its first name
     renewed: dict[int, Tensor] = {}
     writes: list[tuple[Slot, Tensor]] = []
+    written: list[tuple[Slot, Tensor]] = []
     for part, slots, key, buffer in _buffers(parts):
         value = values.get(names.setdefault(id(buffer), part.prefix + key))
         is_averaged = value is not None and value.shape == buffer.shape
@@ -88,9 +91,11 @@ def renew_buffers(
             slots[key] = renewed.setdefault(id(buffer), value.detach().to(*kind, copy=True))
         else:
             writes.append(((slots, key), value))
+        written.append(((slots, key), value))
         if is_transient:
             bond.remember(buffer, slots[key])
     _write(writes)
+    return [(slots[key], value) for (slots, key), value in written]
 
 
 def _buffers(parts: list[tuple[Part, nn.Module]]) -> Iterator[tuple[Part, dict[str, Any], str, Tensor]]:

@@ -5,7 +5,7 @@ the model's weights, and every step renews it. A parameter that is not averaged 
 may move or cast the module: then it is a copy that every step renews, until device and dtype agree again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
@@ -20,6 +20,7 @@ from torchbelay.ops import arithmetic
 from . import company
 from .average import Average, Entry
 from .live_buffers import renew_buffers
+from .live_snapshot import Snapshot
 from .replica import Memo, Part, Replica, replicated, without_graphs
 from .shard import is_sharded, local, reshard
 
@@ -39,6 +40,7 @@ class Bond:
     """What is known of one parameter of the module."""
 
     place: Place | None = None  # where it was put; if it is not there any more, the user has moved or replaced it
+    free: bool = True  # the user has not made it something else than the model's is, so it becomes what the model's is
     private: bool = False  # it has memory of its own there, and does not share that of average or model
     seen: object = None  # what was last copied to it, if that is not averaged
 
@@ -46,11 +48,19 @@ class Bond:
 class LiveModule:
     """A module that follows an average for as long as somebody holds it, or a part of it."""
 
-    def __init__(self, model: nn.Module, average: Average, module: nn.Module, *, renews_buffers: bool) -> None:
-        self.average, self._model, self._renews_buffers = average, model, renews_buffers
+    def __init__(
+        self,
+        model: nn.Module,
+        average: Average,
+        module: nn.Module,
+        *,
+        renews_buffers: bool,
+        without: Iterable[object] = (),
+    ) -> None:
+        self.average, self._model, self._renews_buffers, self._without = average, model, renews_buffers, tuple(without)
         self._replica, self._module = Replica(model, module), ref(module)
         self._is_sharded = any(map(is_sharded, module.parameters()))
-        self._take_shared()
+        self._known: Snapshot | None = None
         _all.add(self)
 
     def is_alive(self) -> bool:
@@ -62,6 +72,10 @@ class LiveModule:
         others = set(module.modules())
         return any(made in others for _, made in self._replica.parts())
 
+    def left_out_of(self, model: nn.Module) -> Memo:
+        """Return None for each part of the module, by their ids, if it follows an average of this model."""
+        return {id(made): None for _, made in self._replica.parts()} if model is self._model else {}
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def follow(self, *, moved: bool, first: bool = False) -> None:
@@ -69,24 +83,34 @@ class LiveModule:
 
         `moved`: weights or averages may have been written to. `first`: buffers that are copied once are copied now.
         """
+        own = company.own_tensors()
+        parameters = None if self._known is None or own or first else self._known.renew()
+        if parameters is None:
+            parameters = self._look(own, buffers=self._renews_buffers or first)
+        if moved:
+            increment_version(parameters)  # autograd then sees what shared memory hides from it
+
+    def _look(self, own: Mapping[int, Tensor], *, buffers: bool) -> list[Tensor]:
+        """Bind every tensor of the module to what it must be now, and return the parameters; `own`, see `company`."""
         if self._is_sharded:
             self._reshard()
         parts = self._replica.parts()
         if parts and not self._replica.is_current():
             self._renew(parts)
             parts = self._replica.parts()
-        entries, own = {id(e.w1): e for e in self.average.entries.values()}, company.own_tensors()
-        step = _Binding(self._home())
+        entries = {id(e.w1): e for e in self.average.entries.values()}
+        binding = _Binding(self._home())
         for part, made in parts:
             for key, p in part.model._parameters.items():
                 q = _held(made._parameters, key)
-                if p is not None and q is not None and not is_lazy(p):
-                    step.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
-        step.carry_out(self.average)
-        if self._renews_buffers or first:
-            renew_buffers(parts, self.average.buffers, own, step.home)
-        if moved:
-            increment_version(step.parameters)  # autograd then sees what shared memory hides from it
+                if p is not None and q is not None and not is_lazy(p) and not is_lazy(q):
+                    binding.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
+        writes = binding.carry_out(self.average)
+        if buffers:
+            writes += renew_buffers(parts, self.average.buffers, own, binding.home)
+        is_simple = not own and not self._is_sharded and not any(is_lazy(p) for p in self._model.parameters())
+        self._known = Snapshot(parts, self.average, writes) if is_simple else None
+        return binding.parameters
 
     def _home(self) -> torch.device | None:
         """Return the device that the whole module is on; None: every tensor is beside that of the model."""
@@ -105,25 +129,16 @@ class LiveModule:
         for part, made in parts:
             for key, p in part.model._parameters.items():
                 q = _held(made._parameters, key)
-                if p is not None and q is not None:
+                if p is not None and q is not None and not is_lazy(q):
                     known[id(p)] = q
         try:
-            self._replica.renew(_memo(self._model) | known)
+            self._replica.renew(_memo(self._model, self._without) | known)
         except Exception as problem:
             raise RuntimeError(
                 f"the model, {type(self._model).__name__}, has other parts now, and the module that follows its "
                 f"average {self.average.name!r} cannot get them ({type(problem).__name__}: {problem}); drop that "
                 "module, and use averaged()"
             ) from problem
-        self._take_shared()
-
-    def _take_shared(self) -> None:
-        """Note which parameters of the module share the model's memory: they were not put there by the user."""
-        for part, made in self._replica.parts():
-            for key, p in part.model._parameters.items():
-                q = _held(made._parameters, key)
-                if key not in part.bonds and p is not None and q is not None and not is_lazy(p) and _is_alias(q, p):
-                    part.bonds[key] = Bond(_place(q))
 
 
 class _Binding:
@@ -133,6 +148,7 @@ class _Binding:
         self.home = home
         self.parameters: list[Tensor] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
+        self._averaged: list[tuple[Tensor, Tensor]] = []  # those of them whose source moves at every step
         self._adopted: list[tuple[Entry, Tensor]] = []
 
     def bind(self, bond: Bond, p: Tensor, q: Tensor, entry: Entry | None, own: Tensor) -> None:
@@ -142,23 +158,21 @@ class _Binding:
             self._bind_sharded(bond, q, entry, source)
             return
         self.parameters.append(q)
-        if _is_alias(q, source):
-            if bond.place is None or bond.private:
-                bond.place, bond.private = _place(q), False
-            return
-        ours = bond.place is not None and bond.place == _place(q)
         there = source.device if self.home is None else self.home
-        if _is_plain(q) and source.device == there and (_is_alike(q, source) or (ours and source.dtype == p.dtype)):
-            q.data = source
-            bond.place, bond.private = _place(q), False
-            return
-        if ours and not (bond.private and (q.device, q.dtype, q.shape) == (there, p.dtype, source.shape)):
-            q.data = torch.empty_like(source, dtype=p.dtype, device=there)
-            bond.place, bond.private, bond.seen = _place(q), True, None
-        elif q.shape != source.shape:
-            q.data = torch.empty_like(source, dtype=q.dtype, device=q.device)
-            bond.seen = None
-        self._copy(bond, q, entry, source)
+        if bond.place is None or bond.place != _place(q):
+            bond.free = (q.dtype, q.device, q.stride()) == (p.dtype, there, p.stride())
+            bond.private = not (shares_memory(q, p) or shares_memory(q, source))
+        dtype, device = (p.dtype, there) if bond.free else (q.dtype, q.device)
+        if (dtype, device) == (source.dtype, source.device) and (bond.free or _is_alike(q, source)) and _is_plain(q):
+            if not _is_alias(q, source):
+                q.data = source
+            bond.private = False
+        else:
+            if not bond.private or (q.dtype, q.device, q.shape) != (dtype, device, source.shape):
+                q.data = torch.empty_like(source, dtype=dtype, device=device)
+                bond.private, bond.seen = True, None
+            self._copy(bond, q, entry, source)
+        bond.place = _place(q)
 
     def _bind_sharded(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor) -> None:
         """Let the average lie in the memory of q: what FSDP gathers from is fixed, so it cannot be the other way."""
@@ -179,16 +193,19 @@ class _Binding:
         seen = None if entry is not None or source.is_inference() else (_place(source), source._version)
         if seen is None or seen != bond.seen:
             self._copies.append((q, source))
+        if entry is not None:
+            self._averaged.append((q, source))
         bond.seen = seen
 
-    def carry_out(self, average: Average) -> None:
-        """Write what is to be written."""
+    def carry_out(self, average: Average) -> list[tuple[Tensor, Tensor]]:
+        """Write what is to be written, and return what every step is to write again."""
         pairs = self._copies + [(local(q), local(e.w2)) for e, q in self._adopted]
         arithmetic.copy_([q for q, _ in pairs], [source for _, source in pairs])
         for e, q in self._adopted:
             e.w2 = q.detach()
         if self._adopted:
             average.regroup()
+        return self._averaged
 
 
 def _held(slots: Any, key: str) -> Any:
@@ -204,6 +221,12 @@ def _is_plain(q: Tensor) -> bool:
 
 def _place(t: Tensor) -> Place:
     return Place(t.data_ptr(), t.device, t.dtype, t.shape, t.stride())
+
+
+def shares_memory(q: Tensor, source: Tensor) -> bool:
+    """Whether two tensors lie in the same memory, anywhere in it."""
+    there, here = q.untyped_storage(), source.untyped_storage()
+    return there.data_ptr() == here.data_ptr() and q.device == source.device and there.nbytes() > 0
 
 
 def _is_alias(q: Tensor, source: Tensor) -> bool:
@@ -235,8 +258,7 @@ def make(model: nn.Module, without: Iterable[object]) -> nn.Module:
     `without` are objects that the model may hold and the module does not get.
     """
     try:
-        memo = _memo(model) | {id(each): None for each in without}
-        return replicated(model, memo).eval().requires_grad_(False)
+        return frozen(replicated(model, _memo(model, without)))
     except Exception as problem:
         raise RuntimeError(
             f"module() makes a deep copy of the model, {type(model).__name__}, all but its weights, and that failed "
@@ -245,11 +267,21 @@ def make(model: nn.Module, without: Iterable[object]) -> nn.Module:
         ) from problem
 
 
-def _memo(model: nn.Module) -> Memo:
+def frozen(module: nn.Module) -> nn.Module:
+    """Put a module in eval mode and turn its gradients off."""
+    for p in module.parameters():
+        if not is_lazy(p):
+            p.requires_grad_(False)
+    return module.eval()
+
+
+def _memo(model: nn.Module, without: Iterable[object]) -> Memo:
     """Return parameters that share the model's memory, by the ids of the model's; others than plain ones are copied."""
-    found = without_graphs(model)
+    found = without_graphs(model) | {id(each): None for each in without}
     for p in model.parameters():
         if type(p) is nn.Parameter:
             # `data` has a version of its own: a write to the average must not look like a write to the weights
             found[id(p)] = nn.Parameter(p.data, requires_grad=False)
+    for each in list(_all):  # which the user may have made a part of the model: it is not one of its own copy
+        found |= each.left_out_of(model)
     return found

@@ -11,6 +11,7 @@ from operator import is_
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
 from . import modules
@@ -122,6 +123,10 @@ def _state(module: nn.Module) -> dict[str, Any]:
 
 def _form(module: nn.Module) -> list[object]:
     """Return what a module consists of; two forms are the same if they have the very same objects."""
+    if isinstance(
+        module, torch.jit.ScriptModule
+    ):  # always the same, and its dicts are made anew when they are looked at
+        return [type(module)]
     children, parameters = module._modules, module._parameters
     return [
         type(module),

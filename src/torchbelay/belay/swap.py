@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import Backend
+from torchbelay.ops.trade import Trade
 
 from .average import Average, Entry, local_parts
 from .shard import loaded, local, reshard, with_local
@@ -54,7 +55,9 @@ class Swap:
                 self._traded.append(e)
             else:
                 self._aside[id(e.w1)] = self._homes[id(e.w1)].clone()
-        self._trade = backend.trade([self._homes[id(e.w1)] for e in self._traded], [local(e.w2) for e in self._traded])
+        self._trade: Trade | None = backend.trade(
+            [self._homes[id(e.w1)] for e in self._traded], [local(e.w2) for e in self._traded]
+        )
         self._w2 = {id(e.w1): e.w2 for e in self._traded}
         self._late: _Late | None = None  # what was traded first and set aside inside
         self._buffers = Buffers(model) if buffers else None
@@ -70,6 +73,7 @@ class Swap:
     @torch.no_grad()
     def enter(self) -> None:
         """Put the average into the model."""
+        assert self._trade is not None
         self._trade.go()
         arithmetic.copy_(*local_parts(e for e in self.average.entries.values() if id(e.w1) in self._aside))
         if self._buffers is not None:
@@ -104,6 +108,8 @@ class Swap:
             self.is_inside = False
             self._put_back()
             self._left = True
+            # An exception may keep the swap alive; it must not look as if somebody held the average.
+            self._trade, self._traded, self._w2 = None, [], {}
 
     def _keep_changed_buffers(self) -> None:
         # One of another shape means something else than the model's, and would never be used.
@@ -116,11 +122,11 @@ class Swap:
     def _put_back(self) -> None:
         reshard(self._model)  # what was gathered of the average inside must not be trained
         aside = self._aside
-        if self._late is None:
-            self._trade.back()
-        else:
+        if self._late is not None:
             self._finish_late()
             aside = aside | self._late.weights
+        elif self._trade is not None:
+            self._trade.back()
         changes: set[Change] = set()
         for e in self.average.entries.values():
             home, now = self._homes[id(e.w1)], local(e.w1)
