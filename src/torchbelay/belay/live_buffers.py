@@ -74,6 +74,7 @@ def renew_buffers(
     """
     names: dict[int, str] = {}  # a buffer that several parts share has its first name
     renewed: dict[int, Tensor] = {}
+    owners: dict[int, int] = {}
     writes: list[tuple[Slot, Tensor]] = []
     written: list[tuple[Slot, Tensor]] = []
     for part, slots, key, buffer in _buffers(parts):
@@ -87,7 +88,8 @@ def renew_buffers(
             continue
         now, there = slots[key], Kind(local(buffer).device if home is None else home, buffer.dtype)
         kind = bond.wanted(now, there)
-        if now is None or now.shape != value.shape or _kind(now) != kind:
+        alone = owners.setdefault(id(now), id(buffer)) == id(buffer)  # the model may have ceased to share it
+        if now is None or now.shape != value.shape or _kind(now) != kind or not alone:
             slots[key] = renewed.setdefault(id(buffer), value.detach().to(*kind, copy=True))
         else:
             writes.append(((slots, key), value))

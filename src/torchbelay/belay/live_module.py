@@ -84,13 +84,13 @@ class LiveModule:
         `moved`: weights or averages may have been written to. `first`: buffers that are copied once are copied now.
         """
         own = company.own_tensors()
-        parameters = None if self._known is None or own or first else self._known.renew()
+        parameters = None if self._known is None or own else self._known.renew()
         if parameters is None:
-            parameters = self._look(own, buffers=self._renews_buffers or first)
+            parameters = self._look(own, first=first)
         if moved:
             increment_version(parameters)  # autograd then sees what shared memory hides from it
 
-    def _look(self, own: Mapping[int, Tensor], *, buffers: bool) -> list[Tensor]:
+    def _look(self, own: Mapping[int, Tensor], *, first: bool) -> list[Tensor]:
         """Bind every tensor of the module to what it must be now, and return the parameters; `own`, see `company`."""
         if self._is_sharded:
             self._reshard()
@@ -106,10 +106,11 @@ class LiveModule:
                 if p is not None and q is not None and not is_lazy(p) and not is_lazy(q):
                     binding.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
         writes = binding.carry_out(self.average)
-        if buffers:
-            writes += renew_buffers(parts, self.average.buffers, own, binding.home)
+        if self._renews_buffers or first:
+            written = renew_buffers(parts, self.average.buffers, own, binding.home)
+            writes += written if self._renews_buffers else []
         is_simple = not own and not self._is_sharded and not any(is_lazy(p) for p in self._model.parameters())
-        self._known = Snapshot(parts, self.average, writes) if is_simple else None
+        self._known = Snapshot(parts, self.average, writes, binding.watched) if is_simple else None
         return binding.parameters
 
     def _home(self) -> torch.device | None:
@@ -148,7 +149,8 @@ class _Binding:
         self.home = home
         self.parameters: list[Tensor] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
-        self._averaged: list[tuple[Tensor, Tensor]] = []  # those of them whose source moves at every step
+        self._steady: list[tuple[Tensor, Tensor]] = []  # copies that every step makes
+        self.watched: list[Tensor] = []  # what is copied only if it has changed
         self._adopted: list[tuple[Entry, Tensor]] = []
 
     def bind(self, bond: Bond, p: Tensor, q: Tensor, entry: Entry | None, own: Tensor) -> None:
@@ -190,22 +192,23 @@ class _Binding:
 
     def _copy(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor) -> None:
         """Copy an average at every step, and what is not averaged if it has changed."""
-        seen = None if entry is not None or source.is_inference() else (_place(source), source._version)
-        if seen is None or seen != bond.seen:
+        if entry is not None or source.is_inference():  # of which torch does not count the writes
+            self._steady.append((q, source))
+            return
+        self.watched.append(source)
+        if bond.seen != (seen := (_place(source), source._version)):
             self._copies.append((q, source))
-        if entry is not None:
-            self._averaged.append((q, source))
-        bond.seen = seen
+            bond.seen = seen
 
     def carry_out(self, average: Average) -> list[tuple[Tensor, Tensor]]:
         """Write what is to be written, and return what every step is to write again."""
-        pairs = self._copies + [(local(q), local(e.w2)) for e, q in self._adopted]
+        pairs = self._copies + self._steady + [(local(q), local(e.w2)) for e, q in self._adopted]
         arithmetic.copy_([q for q, _ in pairs], [source for _, source in pairs])
         for e, q in self._adopted:
             e.w2 = q.detach()
         if self._adopted:
             average.regroup()
-        return self._averaged
+        return self._steady
 
 
 def _held(slots: Any, key: str) -> Any:

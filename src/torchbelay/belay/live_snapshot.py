@@ -21,11 +21,16 @@ _address = Tensor.data_ptr
 class Snapshot:
     """Knows which tensors there were, and where the parameters were; of the module it keeps nothing alive.
 
-    A parameter that is moved, cast or laid out anew gets other memory, so that its address tells.
+    A parameter that is moved, cast or laid out anew gets other memory, so that its address tells. Of tensors that are
+    copied only if they change, `watched`, it knows how often they were written to.
     """
 
     def __init__(
-        self, parts: Sequence[tuple[Part, nn.Module]], average: Average, writes: Iterable[tuple[Tensor, Tensor]]
+        self,
+        parts: Sequence[tuple[Part, nn.Module]],
+        average: Average,
+        writes: Iterable[tuple[Tensor, Tensor]],
+        watched: Sequence[Tensor],
     ) -> None:
         self._model, self._made = [part.model for part, _ in parts], [part.made for part, _ in parts]
         self._average, self._cohorts = average, average.cohorts
@@ -33,6 +38,7 @@ class Snapshot:
         tensors, self._ids, self._places = _of_module([made for _, made in parts])
         index = {id(t): i for i, t in enumerate(tensors)}
         self._writes = [(index[id(t)], source) for t, source in writes]
+        self._watched, self._versions = watched, [t._version for t in watched]
 
     def renew(self) -> list[Tensor] | None:
         """Write what every step writes, and return the module's parameters; None if anything has changed."""
@@ -40,6 +46,8 @@ class Snapshot:
             return None
         objects, addresses = self._of_model()
         if addresses != self._addresses or len(objects) != len(self._objects):
+            return None
+        if self._watched and [t._version for t in self._watched] != self._versions:
             return None
         made = list(map(call, self._made))
         if None in made or not all(map(is_, objects, self._objects)):
