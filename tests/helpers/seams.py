@@ -116,4 +116,4 @@ def schedule_of(method: Method) -> Schedule | None:
 
 def live_modules(belay: Any) -> list[Any]:
     """The modules that follow an average of this Belay."""
-    return list(belay._stepper.live.modules)
+    return list(belay._parts.live.modules)

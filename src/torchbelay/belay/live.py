@@ -9,9 +9,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from .average import Average
-from .averages import Averages
-from .live_module import LiveModule
+from .average import WholeAverage
+from .live_module import LiveModule, Origin
 from .shard import local
 
 
@@ -22,22 +21,21 @@ class LiveTensors(Mapping[str, Tensor]):
     again. Before the average begins, these are the weights.
     """
 
-    def __init__(self, average: Average, averages: Averages, settle: Callable[[], object]) -> None:
-        self.average, self._averages, self._settle = average, averages, settle
+    def __init__(
+        self, average: WholeAverage, waiting: Callable[[], Mapping[str, Tensor]], settle: Callable[[], None]
+    ) -> None:
+        self.average, self._waiting, self._settle = average, waiting, settle
 
     def __getitem__(self, name: str) -> Tensor:
         self._settle()
-        entries = self.average.entries
-        return (entries[name].w2 if entries else self._weights()[name]).detach()
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {each.name: each.parameter for each in self._averages.wanted()[self.average.name]}
+        entry = self.average.entries.get(name)
+        return (self._waiting()[name] if entry is None else entry.w2).detach()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(list(self.average.entries or self._weights()))
+        return iter([*self.average.entries, *self._waiting()])
 
     def __len__(self) -> int:
-        return len(self.average.entries or self._weights())
+        return len(self.average.entries) + len(self._waiting())
 
     # One mapping is not another, and to compare tensors is not what == would mean.
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -53,24 +51,27 @@ class Live:
         self.modules: list[LiveModule] = []
         self._mappings: WeakSet[LiveTensors] = WeakSet()
 
-    def add_module(self, new: LiveModule, module: nn.Module) -> None:
+    def add_module(self, origin: Origin, module: nn.Module) -> None:
         """Let a module be an average from now on, for as long as somebody holds it."""
+        new = LiveModule(origin, module)
         new.follow(moved=False, first=True)
         self.modules = [*(each for each in self.modules if not each.contains(module)), new]
 
-    def add_mapping(self, average: Average, averages: Averages, settle: Callable[[], object]) -> LiveTensors:
+    def add_mapping(
+        self, average: WholeAverage, waiting: Callable[[], Mapping[str, Tensor]], settle: Callable[[], None]
+    ) -> LiveTensors:
         """Return a new mapping, and know it for as long as somebody holds it."""
-        mapping = LiveTensors(average, averages, settle)
+        mapping = LiveTensors(average, waiting, settle)
         self._mappings.add(mapping)
         return mapping
 
-    def follow(self) -> None:
+    def follow(self, *, moved: bool) -> None:
         """Let every module be what its average is now, and forget those that nobody holds."""
         self.modules = [each for each in self.modules if each.is_alive()]
         for each in self.modules:
-            each.follow(moved=True)
+            each.follow(moved=moved)
 
-    def holds(self, average: Average) -> bool:
+    def holds(self, average: WholeAverage) -> bool:
         """Whether somebody holds a module or a mapping of this average, or a tensor that shares its memory."""
         self.modules = [each for each in self.modules if each.is_alive()]
         held = [each.average for each in self.modules] + [each.average for each in self._mappings]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
 
+from . import modules
 from .replica import Part
 from .shard import local
 
@@ -60,6 +61,7 @@ class BufferBond:
 
 
 def renew_buffers(
+    model: nn.Module,
     parts: list[tuple[Part, nn.Module]],
     values: Mapping[str, Tensor],
     own: Mapping[int, Tensor],
@@ -72,13 +74,13 @@ def renew_buffers(
     `own` has the model's buffers, by id, if others are in their place now. A buffer that is not persistent and was
     replaced, in the model or in the module, belongs to its module: that may remember beside it what it is good for.
     """
-    names: dict[int, str] = {}  # a buffer that several parts share has its first name
+    names = {id(buffer): name for name, buffer in modules.named_buffers(model).items()}
     renewed: dict[int, Tensor] = {}
     owners: dict[int, int] = {}
     writes: list[tuple[Slot, Tensor]] = []
     written: list[tuple[Slot, Tensor]] = []
     for part, slots, key, buffer in _buffers(parts):
-        value = values.get(names.setdefault(id(buffer), part.prefix + key))
+        value = values.get(names[id(buffer)])
         is_averaged = value is not None and value.shape == buffer.shape
         if value is None or not is_averaged:
             value = own.get(id(buffer), buffer)

@@ -5,10 +5,10 @@ the model's weights, and every step renews it. A parameter that is not averaged 
 may move or cast the module: then it is a copy that every step renews, until device and dtype agree again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,12 @@ from torch.nn.parameter import is_lazy
 
 from torchbelay.ops import arithmetic
 
-from . import company
-from .average import Average, Entry
+from . import company, modules
+from .average import Entry, WholeAverage
 from .live_buffers import renew_buffers
 from .live_snapshot import Snapshot
+from .models import Loose
+from .options import Options
 from .replica import Memo, Part, Replica, replicated, without_graphs
 from .shard import is_sharded, local, reshard
 
@@ -45,23 +47,30 @@ class Bond:
     seen: object = None  # what was last copied to it, if that is not averaged
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a live module is made from."""
+
+    model: nn.Module
+    average: WholeAverage
+    options: Options
+    regroup: Callable[[], None]  # forms the cohorts anew: tensors of the average have been replaced
+    training: tuple[object, ...]  # the Belay and its optimizers: a model may hold them, its average does not
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, Loose):
+            raise ValueError("module() needs a model, and Belay was given tensors without one; use tensors()")
+
+
 class LiveModule:
     """A module that follows an average for as long as somebody holds it, or a part of it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        average: Average,
-        module: nn.Module,
-        *,
-        renews_buffers: bool,
-        without: Iterable[object] = (),
-    ) -> None:
-        self.average, self._model, self._renews_buffers, self._without = average, model, renews_buffers, tuple(without)
-        self._replica, self._module = Replica(model, module), ref(module)
+    def __init__(self, origin: Origin, module: nn.Module) -> None:
+        self._origin, self._model, self.average = origin, origin.model, origin.average
+        self._renews_buffers = origin.options.buffers != "ignore"
+        self._replica, self._module = Replica(origin.model, module), ref(module)
         self._is_sharded = any(map(is_sharded, module.parameters()))
         self._known: Snapshot | None = None
-        _all.add(self)
 
     def is_alive(self) -> bool:
         """Whether somebody holds the module, or a part of it."""
@@ -73,7 +82,7 @@ class LiveModule:
         return any(made in others for _, made in self._replica.parts())
 
     def left_out_of(self, model: nn.Module) -> Memo:
-        """Return None for each part of the module, by their ids, if it follows an average of this model."""
+        """Return None for each part of the module, by their ids, if it follows an average of this very model."""
         return {id(made): None for _, made in self._replica.parts()} if model is self._model else {}
 
     @torch.inference_mode(False)
@@ -105,9 +114,9 @@ class LiveModule:
                 q = _held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(p) and not is_lazy(q):
                     binding.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
-        writes = binding.carry_out(self.average)
+        writes = binding.carry_out(self._origin.regroup)
         if self._renews_buffers or first:
-            written = renew_buffers(parts, self.average.buffers, own, binding.home)
+            written = renew_buffers(self._model, parts, self.average.buffers, own, binding.home)
             writes += written if self._renews_buffers else []
         is_simple = not own and not self._is_sharded and not any(is_lazy(p) for p in self._model.parameters())
         self._known = Snapshot(parts, self.average, writes, binding.watched) if is_simple else None
@@ -116,7 +125,7 @@ class LiveModule:
     def _home(self) -> torch.device | None:
         """Return the device that the whole module is on; None: every tensor is beside that of the model."""
         first = next(iter(self.average.entries.values()), None)
-        return local(first.w2).device if first is not None and self.average.hosted else None
+        return local(first.w2).device if first is not None and self._origin.options.hosted else None
 
     def _reshard(self) -> None:
         """Let FSDP modules hold their shards: what they gathered belongs to the last step."""
@@ -133,7 +142,7 @@ class LiveModule:
                 if p is not None and q is not None and not is_lazy(q):
                     known[id(p)] = q
         try:
-            self._replica.renew(_memo(self._model, self._without) | known)
+            self._replica.renew(_memo(self._origin) | known)
         except Exception as problem:
             raise RuntimeError(
                 f"the model, {type(self._model).__name__}, has other parts now, and the module that follows its "
@@ -200,14 +209,14 @@ class _Binding:
             self._copies.append((q, source))
             bond.seen = seen
 
-    def carry_out(self, average: Average) -> list[tuple[Tensor, Tensor]]:
+    def carry_out(self, regroup: Callable[[], None]) -> list[tuple[Tensor, Tensor]]:
         """Write what is to be written, and return what every step is to write again."""
         pairs = self._copies + self._steady + [(local(q), local(e.w2)) for e, q in self._adopted]
         arithmetic.copy_([q for q, _ in pairs], [source for _, source in pairs])
         for e, q in self._adopted:
             e.w2 = q.detach()
         if self._adopted:
-            average.regroup()
+            regroup()
         return self._steady
 
 
@@ -241,27 +250,16 @@ def _is_alike(q: Tensor, source: Tensor) -> bool:
     return (q.dtype, q.device, q.shape, q.stride()) == (source.dtype, source.device, source.shape, source.stride())
 
 
-_all: WeakSet[LiveModule] = WeakSet()
-
-
-def follow_all() -> None:
-    """Let every live module of the process follow: weights that it shares with a model may be elsewhere now."""
-    for each in list(_all):
-        each.follow(moved=False)
-
-
-def following(module: nn.Module) -> list[LiveModule]:
-    """Return those that follow an average by this module or a part of it."""
-    return [each for each in list(_all) if each.contains(module)]
-
-
-def make(model: nn.Module, without: Iterable[object]) -> nn.Module:
-    """Return a module of the model's class, in eval mode and without gradients, that shares the model's parameters.
-
-    `without` are objects that the model may hold and the module does not get.
-    """
+def make(origin: Origin) -> nn.Module:
+    """Return a module of the model's class, in eval mode and without gradients, that shares the model's parameters."""
+    model = origin.model
+    if any(map(is_sharded, modules.named_parameters(model).values())):
+        raise ValueError(
+            f"module() cannot copy {type(model).__name__}, which is sharded; build a second one, shard it by the same "
+            "calls, and give it as module(into=...)"
+        )
     try:
-        return frozen(replicated(model, _memo(model, without)))
+        return frozen(replicated(model, _memo(origin)))
     except Exception as problem:
         raise RuntimeError(
             f"module() makes a deep copy of the model, {type(model).__name__}, all but its weights, and that failed "
@@ -278,13 +276,14 @@ def frozen(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def _memo(model: nn.Module, without: Iterable[object]) -> Memo:
+def _memo(origin: Origin) -> Memo:
     """Return parameters that share the model's memory, by the ids of the model's; others than plain ones are copied."""
-    found = without_graphs(model) | {id(each): None for each in without}
-    for p in model.parameters():
+    found = without_graphs(origin.model) | {id(each): None for each in origin.training}
+    for p in origin.model.parameters():
         if type(p) is nn.Parameter:
             # `data` has a version of its own: a write to the average must not look like a write to the weights
             found[id(p)] = nn.Parameter(p.data, requires_grad=False)
-    for each in list(_all):  # which the user may have made a part of the model: it is not one of its own copy
-        found |= each.left_out_of(model)
+    for member in company.members():
+        for each in member.live.modules:  # which the user may have made a part of the model; no part of its own copy
+            found |= each.left_out_of(origin.model)
     return found

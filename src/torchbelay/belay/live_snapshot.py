@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
 
-from .average import Average
+from .average import WholeAverage
 from .replica import Part
 from .shard import local
 
@@ -28,7 +28,7 @@ class Snapshot:
     def __init__(
         self,
         parts: Sequence[tuple[Part, nn.Module]],
-        average: Average,
+        average: WholeAverage,
         writes: Iterable[tuple[Tensor, Tensor]],
         watched: Sequence[Tensor],
     ) -> None:
@@ -42,7 +42,8 @@ class Snapshot:
 
     def renew(self) -> list[Tensor] | None:
         """Write what every step writes, and return the module's parameters; None if anything has changed."""
-        if self._average.cohorts is not self._cohorts:
+        cohorts = self._average.cohorts
+        if len(cohorts) != len(self._cohorts) or not all(map(is_, cohorts, self._cohorts)):
             return None
         objects, addresses = self._of_model()
         if addresses != self._addresses or len(objects) != len(self._objects):

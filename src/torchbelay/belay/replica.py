@@ -6,6 +6,7 @@ costs nothing more.
 """
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import modules
+from .models import Several
 
 Memo = dict[int, Any]  # as copy.deepcopy takes it: what stands for an object, by the object's id
 
@@ -23,7 +25,6 @@ Memo = dict[int, Any]  # as copy.deepcopy takes it: what stands for an object, b
 class Part:
     """A part of a model, the module that was made from it, and what is known of the tensors of that module."""
 
-    prefix: str  # of the names of its tensors
     model: nn.Module
     made: "ref[nn.Module]"
     form: list[object]
@@ -36,12 +37,8 @@ class Replica:
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         self._model = model
-        made = {prefix: part for prefix, _, part in modules.walk(module)}
-        self._parts = [
-            Part(prefix, part, ref(made[prefix]), _form(part))
-            for prefix, _, part in modules.walk(model)
-            if prefix in made
-        ]
+        made = _by_place(module)
+        self._parts = [Part(part, ref(made[at]), _form(part)) for at, part in _by_place(model).items() if at in made]
 
     def parts(self) -> list[tuple[Part, nn.Module]]:
         """Return the parts that somebody still holds, with their modules; none if the module has been dropped."""
@@ -74,10 +71,10 @@ class Replica:
             made.__setstate__(state)  # type: ignore[no-untyped-call]
         training = parts[0][1].training
         found: list[Part] = []
-        for prefix, _, model in modules.walk(self._model):
+        for _, _, model in modules.walk(self._model):
             each = known.get(id(model)) or self._new(model, memo, training)
             if each is not None:
-                each.prefix, each.form = prefix, _form(model)
+                each.form = _form(model)
                 found.append(each)
         self._parts = found
 
@@ -86,13 +83,13 @@ class Replica:
         if made is None:  # it belongs to a part that nobody holds any more
             return None
         made.training = training
-        return Part("", model, ref(made), [])
+        return Part(model, ref(made), [])
 
 
 def replicated(model: nn.Module, memo: Memo) -> nn.Module:
     """Return a deep copy of a model without its wrappers; `memo` has what is not to be copied, by ids."""
     _leave_out_wrappers(model, memo)
-    _, _, root = next(modules.walk(model))
+    root = model if isinstance(model, Several) else next(modules.walk(model))[2]
     made: nn.Module = copy.deepcopy(root, memo)
     return made
 
@@ -114,6 +111,16 @@ def _leave_out_wrappers(model: nn.Module, memo: Memo) -> None:
     for wrapper, inner in modules.wrappers(model):
         if id(wrapper) not in memo:
             memo[id(wrapper)] = copy.deepcopy(inner, memo)
+
+
+def _by_place(root: nn.Module) -> dict[tuple[str, int], nn.Module]:
+    """Return modules by prefix, and by a number if several models have the same prefixes."""
+    found: dict[tuple[str, int], nn.Module] = {}
+    many: Counter[str] = Counter()
+    for prefix, _, module in modules.walk(root):
+        found[prefix, many[prefix]] = module
+        many[prefix] += 1
+    return found
 
 
 def _state(module: nn.Module) -> dict[str, Any]:

@@ -4,30 +4,31 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from . import modules
-from .average import Average
-from .live_module import following
+from . import company, modules
+from .average import WholeAverage
+from .live_module import Origin, frozen
+from .models import as_model
 from .shard import is_sharded, local, spread_like
 
 
-def check_teacher(teacher: object, model: nn.Module, average: Average) -> nn.Module:
-    """Return the module; refuse one that is not built and sharded like the model, before anything changes."""
-    if not isinstance(teacher, nn.Module):
-        raise TypeError(
-            f"into={type(teacher).__name__} is not a torch.nn.Module; build one like the model, and give it"
-        )
-    ours, theirs = modules.named_parameters(model), modules.named_parameters(teacher)
+def check_teacher(into: object, origin: Origin) -> nn.Module:
+    """Return the module, frozen; refuse one that is not built and sharded like the model, before anything changes."""
+    try:
+        teacher = as_model(into)
+    except (TypeError, ValueError) as problem:
+        raise type(problem)(f"into= must be built like the model: {problem}") from None
+    ours, theirs = modules.named_parameters(origin.model), modules.named_parameters(teacher)
     own = {(p.device, p.untyped_storage().data_ptr()) for p in map(local, ours.values()) if p.numel()}
     if any((q.device, q.untyped_storage().data_ptr()) in own for q in map(local, theirs.values()) if q.numel()):
         raise ValueError("into= shares weights with the model; build it anew, by the code that built the model")
-    for each in following(teacher):
-        if each.average is not average:
+    for each in (each for member in company.members() for each in member.live.modules):
+        if each.average is not origin.average and each.contains(teacher):
             raise ValueError(f"into= follows the average {each.average.name!r} already; give each a module of its own")
     _same_names("parameter", ours, theirs)
-    _same_names("buffer", modules.persistent_buffers(model), modules.persistent_buffers(teacher))
+    _same_names("buffer", modules.persistent_buffers(origin.model), modules.persistent_buffers(teacher))
     for name, p in ours.items():
-        _check_parameter(name, theirs[name], p, average)
-    return teacher
+        _check_parameter(name, theirs[name], p, origin.average)
+    return frozen(teacher)
 
 
 def _same_names(what: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -42,7 +43,7 @@ def _same_names(what: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tens
             )
 
 
-def _check_parameter(name: str, q: Tensor, p: Tensor, average: Average) -> None:
+def _check_parameter(name: str, q: Tensor, p: Tensor, average: WholeAverage) -> None:
     if q.is_meta:
         raise ValueError(f"parameter {name!r} of into= is on the meta device; materialise it by to_empty() first")
     if is_sharded(q) is not is_sharded(p) or spread_like(q) != spread_like(p) or local(q).shape != local(p).shape:
