@@ -228,6 +228,24 @@ def test_a_module_that_is_dropped_costs_nothing_more() -> None:
     assert not seams.live_modules(belay)
 
 
+def test_a_belay_and_its_module_are_freed_at_once_when_both_are_dropped() -> None:
+    """No cycle keeps tensors until the garbage collector runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        model, optimizer, belay = attached(EMA)
+        made, tensors = belay.module(), belay.tensors()
+        train(model, optimizer, 1)
+        with belay.averaged():
+            pass
+        gone = [weakref.ref(each) for each in (belay, made, tensors, model)]
+        belay.detach()
+        del model, optimizer, belay, made, tensors
+        assert [each() for each in gone] == [None] * 4
+    finally:
+        gc.enable()
+
+
 def test_a_part_of_it_that_somebody_holds_goes_on_following() -> None:
     model, optimizer, belay = attached(EMA, model=with_batchnorm())
     first, norm = (part := belay.module())[0], part[1]

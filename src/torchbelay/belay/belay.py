@@ -194,7 +194,7 @@ class Belay:
         True
         """
         self._average(name)
-        origin = self._parts.origin(name, (self, *self._parts.optimizers()))
+        origin = self._parts.origin(name, self)
         if into is None:
             module = make(origin)
         else:

@@ -55,7 +55,7 @@ class Origin:
     average: WholeAverage
     options: Options
     regroup: Callable[[], None]  # forms the cohorts anew: tensors of the average have been replaced
-    training: tuple[object, ...]  # the Belay and its optimizers: a model may hold them, its average does not
+    training: "tuple[ref[object], ...]"  # the Belay and its optimizers: a model may hold them, its average does not
 
     def __post_init__(self) -> None:
         if isinstance(self.model, Loose):
@@ -278,7 +278,7 @@ def frozen(module: nn.Module) -> nn.Module:
 
 def _memo(origin: Origin) -> Memo:
     """Return parameters that share the model's memory, by the ids of the model's; others than plain ones are copied."""
-    found = without_graphs(origin.model) | {id(each): None for each in origin.training}
+    found = without_graphs(origin.model) | {id(each()): None for each in origin.training if each() is not None}
     for p in origin.model.parameters():
         if type(p) is nn.Parameter:
             # `data` has a version of its own: a write to the average must not look like a write to the weights

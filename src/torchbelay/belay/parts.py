@@ -184,9 +184,11 @@ class Parts:
             part.stepper.settle()
         return max(part.clock.count for part in self.each)
 
-    def origin(self, name: str, training: tuple[object, ...]) -> Origin:
-        """Return what a live module of an average is made from; `training`, see there."""
-        return Origin(self._model, self._readable(name), self._options, self._regroup, training)
+    def origin(self, name: str, belay: object) -> Origin:
+        """Return what a live module of an average is made from."""
+        regroup = partial(_regroup, [ref(part.averages) for part in self.each])
+        training = (belay, *(part.optimizer for part in self.each if part.optimizer is not None))
+        return Origin(self._model, self._readable(name), self._options, regroup, tuple(map(ref, training)))
 
     def tensors(self, name: str) -> LiveTensors:
         """Return a mapping of an average."""
@@ -211,14 +213,6 @@ class Parts:
         """Wait until weights and averages are what the last step, or the last block, has made of them."""
         self.wait()
         self.member.settled_swap()
-
-    def _regroup(self) -> None:
-        for part in self.each:
-            part.averages.regroup()
-
-    def optimizers(self) -> list[Optimizer | None]:
-        """Return the optimizers; None for steps by hand."""
-        return [part.optimizer for part in self.each]
 
     def parameters(self) -> list[Tensor]:
         """Return what the optimizers hold."""
@@ -310,6 +304,12 @@ class Parts:
             part.stepper.forget_the_step()
             part.unseen.forget()
         self.live.follow(moved=True)
+
+
+def _regroup(everyone: list[ref[Averages]]) -> None:
+    for each in everyone:
+        if (averages := each()) is not None:
+            averages.regroup()
 
 
 def _others(one: ref[Averages], everyone: list[ref[Averages]]) -> Iterator[Averages]:

@@ -124,6 +124,9 @@ def _by_place(root: nn.Module) -> dict[tuple[str, int], nn.Module]:
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
+    """Return what a module holds, and what a copy of it gets."""
+    if hasattr(module, "__deepcopy__"):  # as a layer that is parametrized, which refuses __getstate__
+        return dict(vars(module))
     state: dict[str, Any] = module.__getstate__()  # type: ignore[no-untyped-call]
     return state
 
