@@ -166,7 +166,7 @@ class _Binding:
         """Let q, a parameter of the module, be the average of p; if p is not averaged, p's own value, `own`."""
         source = own.detach() if entry is None else entry.w2
         if is_sharded(q):
-            self._bind_sharded(bond, q, entry, source)
+            self._bind_sharded(bond, q, entry, source, own)
             return
         self.parameters.append(q)
         there = source.device if self.home is None else self.home
@@ -182,10 +182,10 @@ class _Binding:
             if not bond.private or (q.dtype, q.device, q.shape) != (dtype, device, source.shape):
                 q.data = torch.empty_like(source, dtype=dtype, device=device)
                 bond.private, bond.seen = True, None
-            self._copy(bond, q, entry, source)
+            self._copy(bond, q, entry, source, own)
         bond.place = _place(q)
 
-    def _bind_sharded(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor) -> None:
+    def _bind_sharded(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor, own: Tensor) -> None:
         """Let the average lie in the memory of q: what FSDP gathers from is fixed, so it cannot be the other way."""
         if local(q).shape != local(source).shape:
             raise RuntimeError(
@@ -197,15 +197,16 @@ class _Binding:
         if entry is not None and _is_alike(local(q), local(source)):
             self._adopted.append((entry, q))
         else:
-            self._copy(bond, local(q), entry, local(source))
+            self._copy(bond, local(q), entry, local(source), own)
 
-    def _copy(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor) -> None:
+    def _copy(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor, own: Tensor) -> None:
         """Copy an average at every step, and what is not averaged if it has changed."""
         if entry is not None or source.is_inference():  # of which torch does not count the writes
             self._steady.append((q, source))
             return
         self.watched.append(source)
-        if bond.seen != (seen := (_place(source), source._version)):
+        # A write to a sharded tensor may be counted by the whole or by its local part.
+        if bond.seen != (seen := (_place(source), own._version, local(own)._version)):
             self._copies.append((q, source))
             bond.seen = seen
 
