@@ -155,9 +155,7 @@ class Belay:
         try:
             try:
                 with signals_held():
-                    member.swap = swap
-                    swap.enter()
-                    company.follow_all()
+                    member.enter(swap)
                 yield as_given(self._model)
             finally:
                 with signals_held():

@@ -41,6 +41,9 @@ class Held(Protocol):
     def follow(self, *, moved: bool) -> None:
         """Let modules be what their averages are now; `moved`: weights or averages may have been written to."""
 
+    def shares(self, parameters: set[int]) -> bool:
+        """Whether a module follows an average of a model that has one of these parameters, given by their ids."""
+
 
 class Member:
     """One Belay, as its steppers and other Belays know it."""
@@ -48,6 +51,7 @@ class Member:
     def __init__(self, live: Held) -> None:
         self.live = live
         self.swap: Swap | None = None  # its model holds an average at present
+        self._watching: list[Held] = []  # modules that share weights which a swap puts elsewhere
         self.successors: WeakSet[Member] = WeakSet()  # Belays of other optimizers, made later, that pulled the same
         self._steppers: list[ref[Stepping]] = []  # which hold this: a cycle would keep tensors until it is collected
 
@@ -83,22 +87,26 @@ class Member:
             self.leave()
         return self.swap
 
+    def enter(self, swap: Swap) -> None:
+        """Put an average into the model."""
+        self.swap = swap
+        moved = {id(p) for p in swap.parameters}
+        self._watching = [each.live for each in _members if each.live.modules and each.live.shares(moved)]
+        swap.enter()
+        for live in self._watching:
+            live.follow(moved=False)
+
     def leave(self) -> None:
         """Give the model its weights back, if it does not have them."""
         if self.swap is not None:
             self.swap.undo()
             self.swap = None
-        follow_all()
+        for live in self._watching:
+            live.follow(moved=False)
+        self._watching = []
 
 
 _members: WeakSet[Member] = WeakSet()
-
-
-def follow_all() -> None:
-    """Let the live modules of all Belays follow: weights that they share with a model may be elsewhere now."""
-    for member in list(_members):
-        if member.live.modules:
-            member.live.follow(moved=False)
 
 
 def members() -> list[Member]:

@@ -71,6 +71,10 @@ class Live:
         for each in self.modules:
             each.follow(moved=moved)
 
+    def shares(self, parameters: set[int]) -> bool:
+        """Whether a module follows an average of a model that has one of these parameters, given by their ids."""
+        return any(each.shares(parameters) for each in self.modules)
+
     def holds(self, average: WholeAverage) -> bool:
         """Whether somebody holds a module or a mapping of this average, or a tensor that shares its memory."""
         self.modules = [each for each in self.modules if each.is_alive()]

@@ -81,6 +81,10 @@ class LiveModule:
         others = set(module.modules())
         return any(made in others for _, made in self._replica.parts())
 
+    def shares(self, parameters: set[int]) -> bool:
+        """Whether the model has one of these parameters, given by their ids."""
+        return any(id(p) in parameters for p in self._model.parameters())
+
     def left_out_of(self, model: nn.Module) -> Memo:
         """Return None for each part of the module, by their ids, if it follows an average of this very model."""
         return {id(made): None for _, made in self._replica.parts()} if model is self._model else {}
