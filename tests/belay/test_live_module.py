@@ -442,13 +442,14 @@ def test_weights_that_it_shares_with_the_model_are_the_models_own_inside_average
     belay = tb.Belay(model, optimizer, lambda name, p: EMA if name == "0.weight" else None, spectators={"all": EMA})
     other = tb.Belay(model, optimizer, EMA)
     later = tb.Belay(model, optimizer, EMA, start=10)
-    made, begins_later = belay.module(), later.module()
+    made, begins_later, tensors = belay.module(), later.module(), later.tensors()
     train(model, optimizer, 2)
     own = values(model)
     for block in (belay.averaged("all"), other.averaged()):
         with block:
             assert not same(values(model), own)
             assert same(values(begins_later), own)
+            assert same({name: t.clone() for name, t in tensors.items()}, own)
             assert same(values(made) | {"0.weight": own["0.weight"]}, own)
             assert_is(made, belay)
             assert not shared(made[2].bias, model[2].bias)
@@ -631,16 +632,34 @@ def test_odd_tensors_are_followed() -> None:
     model.empty, model.count = nn.Parameter(torch.ones(0, 3)), nn.Parameter(torch.arange(3), requires_grad=False)
     model.wave = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
     model.view = nn.Parameter(torch.randn(4, 6).t()[::2])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained = list(model.parameters())
+    model.sparse = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    optimizer = torch.optim.SGD(trained, lr=0.1)
     belay = tb.Belay(model, optimizer, EMA)
     made = belay.module()
     assert made["a"] is made["b"]
     for _ in range(2):
-        for p in model.parameters():
+        for p in trained:
             p.grad = torch.ones_like(p) if p.requires_grad else None
+        model.sparse.data = 2 * model.sparse.data
         optimizer.step()
-        assert_is(made, belay)
+        assert torch.equal(made.sparse.to_dense(), model.sparse.to_dense())
+    assert same(made.wave.detach(), belay.tensors()["wave"].clone())
     assert shares_average(made, belay)
+
+
+def test_memory_that_other_processes_share_is_followed() -> None:
+    model, optimizer, belay = attached(lambda name, p: EMA if name == "0.weight" else None, model=mlp(torch.float64))
+    made = belay.module()
+    model.share_memory()
+    model.float()
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(model, optimizer, 1)
+    assert_is(made, belay)
+    made.share_memory()
+    train(model, optimizer, 1, first=1)
+    assert_is(made, belay)
+    assert all(p.is_shared() for p in (made[0].weight, made[2].bias))
 
 
 def test_lazy_layers_that_are_not_trained_yet_become_what_the_model_has() -> None:

@@ -30,7 +30,8 @@ from .shard import is_sharded, local, reshard
 class Place(NamedTuple):
     """Where and what a tensor is."""
 
-    address: int
+    storage: int  # not the address: `share_memory()` puts a storage elsewhere, with all that lies in it
+    offset: int
     device: torch.device
     dtype: torch.dtype
     shape: torch.Size
@@ -122,7 +123,7 @@ class LiveModule:
         if self._renews_buffers or first:
             written = renew_buffers(self._model, parts, self.average.buffers, own, binding.home)
             writes += written if self._renews_buffers else []
-        is_simple = not own and not self._is_sharded and not any(is_lazy(p) for p in self._model.parameters())
+        is_simple = not own and not self._is_sharded and all(map(_has_address, self._model.parameters()))
         self._known = Snapshot(parts, self.average, writes, binding.watched) if is_simple else None
         return binding.parameters
 
@@ -173,6 +174,9 @@ class _Binding:
             self._bind_sharded(bond, q, entry, source, own)
             return
         self.parameters.append(q)
+        if source.layout != torch.strided:  # has no memory of its own to look at
+            q.data = source
+            return
         there = source.device if self.home is None else self.home
         if bond.place is None or bond.place != _place(q):
             bond.free = (q.dtype, q.device, q.stride()) == (p.dtype, there, p.stride())
@@ -232,12 +236,16 @@ def _held(slots: Any, key: str) -> Any:
         return None
 
 
+def _has_address(p: Tensor) -> bool:
+    return not is_lazy(p) and p.layout == torch.strided
+
+
 def _is_plain(q: Tensor) -> bool:
     return type(q) in (Tensor, nn.Parameter)
 
 
 def _place(t: Tensor) -> Place:
-    return Place(t.data_ptr(), t.device, t.dtype, t.shape, t.stride())
+    return Place(t.untyped_storage()._cdata, t.storage_offset(), t.device, t.dtype, t.shape, t.stride())
 
 
 def shares_memory(q: Tensor, source: Tensor) -> bool:

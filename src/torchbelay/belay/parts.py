@@ -207,7 +207,8 @@ class Parts:
     def _waiting(self, name: str) -> dict[str, Tensor]:
         """Return the weights whose average has not begun."""
         found = [part.averages.wanted()[name] for part in self.each if not part.averages.began]
-        return {each.name: each.parameter for wanted in found for each in wanted}
+        own = company.own_tensors() if found else {}
+        return {each.name: own.get(id(each.parameter), each.parameter) for wanted in found for each in wanted}
 
     def _settle(self) -> None:
         """Wait until weights and averages are what the last step, or the last block, has made of them."""

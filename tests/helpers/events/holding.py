@@ -63,8 +63,10 @@ class Held(Subject):
                 for name in {**self.buffers(), **dict(held.module.named_buffers())}:
                     some.pop(name, None)
         assert not unlike(exported, found), f"the module is not {held.name}: {unlike(exported, found)}"
-        weights = held.belay.state_dict()["averages"][held.name]["weights"]
-        mapped: dict[str, Tensor] = dict(held.tensors)
+        state, mapped = held.belay.state_dict(), dict[str, Tensor](held.tensors)
+        weights = state["averages"][held.name]["weights"]
+        if not state["began"]:  # until then it has the weights
+            weights = {name: p.detach() for name, p in self.parameters().items() if name in weights}
         assert not unlike(mapped, weights), f"the tensors are not {held.name}: {unlike(mapped, weights)}"
 
     def swap_held(self) -> None:
@@ -86,12 +88,14 @@ class _Unchanged:
         self._subject = subject
 
     def _look(self) -> list[dict[str, Tensor]]:
-        every = [(*each.module.named_parameters(), *each.tensors.items()) for each in self._subject.holdings]
-        return [{f"{i} {name}": t.detach().clone() for i, (name, t) in enumerate(some)} for some in every]
+        parts = [(each.module.named_parameters(), each.tensors.items()) for each in self._subject.holdings]
+        named = [[(f"{i} {name}", t) for i, part in enumerate(some) for name, t in part] for some in parts]
+        return [{name: t.detach().clone() for name, t in some} for some in named]
 
     def __enter__(self) -> None:
         self._before = self._look()
 
     def __exit__(self, *_: object) -> None:
         for before, now in zip(self._before, self._look(), strict=True):
-            assert not unlike(before, now), f"what is held has changed: {unlike(before, now)}"
+            kept = {name: t for name, t in now.items() if name in before}  # it may get late layers on entering
+            assert not unlike(before, kept), f"what is held has changed: {unlike(before, kept)}"
