@@ -245,7 +245,7 @@ def _is_plain(q: Tensor) -> bool:
 
 
 def _place(t: Tensor) -> Place:
-    return Place(t.untyped_storage()._cdata, t.storage_offset(), t.device, t.dtype, t.shape, t.stride())
+    return Place(t.untyped_storage()._cdata, int(t.storage_offset()), t.device, t.dtype, t.shape, t.stride())
 
 
 def shares_memory(q: Tensor, source: Tensor) -> bool:
