@@ -15,6 +15,7 @@ from .average import MAIN, Average, Entry, Wanted
 from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
+from .initial import Initial
 from .options import Options
 from .parameters import Parameters
 from .shard import local, part_for
@@ -34,6 +35,7 @@ class Averages:
         self.each = each
         self.parameters = Parameters(model, optimizer)
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
+        self.initial = Initial(kept=options.keep_initial)
         self.began = False
         self._wanted: dict[str, list[Wanted]] = {}  # as last found: a model may have changed since
         self.buffer_slots: dict[str, buffers.Slot] = {}  # where the model had its buffers at the last `fit_buffers()`
@@ -70,6 +72,7 @@ class Averages:
         try:
             for name, found in wanted.items():
                 self.each[name].adopt(found, born=self._clock.count, dtype=self._options.dtype)
+            self.initial.renew(self.entries())
             self.began = True
         finally:  # all of them or none: an average that has begun would pull
             for average in () if self.began else self:
@@ -96,6 +99,7 @@ class Averages:
             self.guard.check([(e.name, e.w1) for e in self.entries()])
         for average in self:
             average.restart(self._clock.count)
+        self.initial.renew(self.entries())
         self.fit_buffers()
 
     # Following the model -----------------------------------------------------------------------------------------
@@ -106,6 +110,7 @@ class Averages:
         """Form the cohorts of every average anew."""
         for average in self:
             average.regroup()
+        self.initial.follow(self.entries())
 
     def names(self) -> dict[int, str]:
         """Return the names of the parameters that the average may pull, by their ids."""
@@ -139,6 +144,7 @@ class Averages:
             self.refresh_names()
             for average in self:
                 self._adopt(average, wanted[average.name], gone[average.name])
+            self.initial.follow(self.entries())
         self._wanted = wanted
         self.parameters = parameters  # at the end: what was stopped before is done again
 
@@ -298,6 +304,7 @@ class Averages:
             for name, average in self.each.items()
         }
         saved = checkpoint.checked(state, self._options, expected, homes)
+        self.initial.check(state, expected)
         self.parameters, self._wanted = parameters, wanted
         self._clock.set(state["step"])
         self.began = bool(state["began"])
@@ -311,6 +318,7 @@ class Averages:
                 average.clear()
                 average.adopt(wanted[name], born=0, dtype=self._options.dtype)
             checkpoint.restore(average, saved[name], state["step"])
+        self.initial.load(self.entries(), state)
         if self.began:
             self.fit_buffers()
             for name, average in self.each.items():

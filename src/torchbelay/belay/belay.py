@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torchbelay._version import __version__
 from torchbelay.physics import arguments
-from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
+from torchbelay.physics.readouts import Readout
 from torchbelay.physics.warnings import warn
 
 from . import checkpoint, company, export, files, modules, shard
@@ -20,6 +19,7 @@ from .average import MAIN, Average, Rule, as_rule
 from .averages import Averages
 from .clock import Clock
 from .options import OptionArguments, Options
+from .readout import Reading
 from .signals import signals_held
 from .stats import stats
 from .stepper import Stepper
@@ -41,8 +41,8 @@ class Belay:
             buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
         replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
-            `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
+            `keep_initial`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
     needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
@@ -123,23 +123,29 @@ class Belay:
     # The average -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def averaged(self, name: str = MAIN) -> Iterator[nn.Module]:
+    def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[nn.Module]:
         """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 
         Evaluate inside, do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`)
         stay with the average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its
         copies. Signals that have a Python handler wait while weights and average trade places.
+
+        With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
+        weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
         """
         average, swap = self._average(name), self._stepper.swap
         if swap is not None:
-            if swap.average.name != name:
-                raise RuntimeError(f"averaged({name!r}) inside averaged({swap.average.name!r}): leave that block first")
+            if swap.average is not average or swap.readout != readout:
+                raise RuntimeError(
+                    f"{_block(name, readout)} inside {_block(swap.average.name, swap.readout)}: leave that block first"
+                )
             yield self._model
             return
         company.refuse_among(self._stepper, self._averages.parameters.all, f"averaged({name!r})")
         self._averages.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
+        reading = self._reading(average, readout)
+        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, reading=reading)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
@@ -161,6 +167,9 @@ class Belay:
         self._warn_before_use()
         return self._averages.each[name]
 
+    def _reading(self, average: Average, readout: Readout | None) -> Reading | None:
+        return None if readout is None else Reading(self._averages, average, readout, self.step)
+
     def _remember_weights(self) -> None:
         if not self._stepper.stepped:
             self._unseen.remember(self._averages.parameters)
@@ -178,11 +187,13 @@ class Belay:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
+    def average_state_dict(
+        self, name: str = MAIN, *, full: bool = False, readout: Readout | None = None
+    ) -> dict[str, Any]:
         """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
 
-        The result loads into an unwrapped model with `load_state_dict(strict=True)`. Tensors have the parameters'
-        dtypes; `state_dict()` has the averages in their own.
+        With a `readout` it is that mixture of weights and average. The result loads into an unwrapped model with
+        `load_state_dict(strict=True)`. Tensors have the parameters' dtypes; `state_dict()` has averages in their own.
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time. Every rank must call; the other ranks get {}.
@@ -191,31 +202,26 @@ class Belay:
         if self._stepper.swap is None:
             self._averages.follow_model()
         take = shard.gathered if full else modules.copied
-        state = export.with_average(self._model, average, self._stepper, take)
+        state = export.with_average(self._model, average, self._stepper, take, self._reading(average, readout))
         return state if not full or shard.is_first_rank() else {}
 
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, readout: Readout | None = None) -> None:
         """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
 
-        The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
-        torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
+        The file holds `average_state_dict(name, full=True, readout=readout)`; its metadata name method, readout, step
+        and the version of torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
         """
         export.require()
         average = self._average(name)
         spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
         if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
             files.destination(path)
-        state = self.average_state_dict(name, full=True)
-        if not shard.is_first_rank():
-            return
-        methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
-        about = {
-            "average": name,
-            "method": "; ".join(methods) if self._averages.began else f"none before step {self._options.start}",
-            "step": str(self.step),
-            "torchbelay": __version__,
-        }
-        export.write(path, state, about)
+        state = self.average_state_dict(name, full=True, readout=readout)
+        if shard.is_first_rank():
+            about = export.about(average, readout, self.step)
+            if not self._averages.began:
+                about["method"] = f"none before step {self._options.start}"
+            export.write(path, state, about)
 
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""
@@ -271,6 +277,7 @@ class Belay:
         if swap is None:
             self._averages.follow_model()
         averages = self._averages.saved(swap, self._stepper.memories)
+        initial = self._averages.initial.saved(self._averages.entries(), averages)
         return {
             "format": checkpoint.FORMAT,
             "step": self.step,
@@ -279,6 +286,7 @@ class Belay:
             "options": self._options.saved(),
             "made_with": checkpoint.made_with(averages, self._options),
             "averages": averages,
+            **initial,
         }
 
     @torch.inference_mode(False)
@@ -344,9 +352,5 @@ class Belay:
         return f"Belay({'; '.join(about)}; impl={self._stepper.path()!r}; step {self.step})"
 
 
-def _label(method: Method) -> str:
-    """Return a method as a text for readers; the name of its class if a checkpoint could not tell it."""
-    try:
-        return describe(method)
-    except ValueError:
-        return type(method).__qualname__
+def _block(name: str, readout: Readout | None) -> str:
+    return f"averaged({name!r})" if readout is None else f"averaged({name!r}, readout={readout!r})"

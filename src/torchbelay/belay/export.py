@@ -5,26 +5,80 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from torchbelay._version import __version__
+from torchbelay.physics.identity import describe
+from torchbelay.physics.readouts import Readout
 
 from . import company, modules
 from .average import Average
 from .files import replacing
+from .readout import Reading
+from .shard import local, with_local
 from .swapped_buffers import fitting
 
 
 def with_average(
-    model: nn.Module, average: Average, member: company.Member, take: Callable[[Tensor], Any]
+    model: nn.Module,
+    average: Average,
+    member: company.Member,
+    take: Callable[[Tensor], Any],
+    reading: Reading | None = None,
 ) -> dict[str, Any]:
-    """Return copies of an average and of the rest of its model, wherever weights and averages are at present."""
-    if member.swap is not None and member.swap.average is average:
-        return modules.state_dict_with(model, company.own_weights(but=member), take)
+    """Return copies of an average, or of a reading of it, and of the rest of its model, wherever they are now."""
+    swap = member.swap
+    if swap is not None and swap.average is average:
+        if swap.readout == (None if reading is None else reading.readout):
+            return modules.state_dict_with(model, company.own_weights(but=member), take)
+        if (
+            reading is not None and swap.readout is None
+        ):  # the model's buffers are the average's, which a reading shares
+            own = company.own_weights(but=member) | swap.own_weights()
+            return modules.state_dict_with(model, own | _read(average, member, own, reading), take)
     replaced = company.own_tensors()  # wherever they are while this or another Belay has an average in the model
-    replaced |= {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
+    if reading is None:
+        replaced |= {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
+    else:
+        replaced |= _read(average, member, replaced, reading)
     buffers = modules.named_buffers(model)
     for key, value in fitting(average.buffers, buffers).items():
         replaced[id(buffers[key])] = value.to(buffers[key].dtype)
     return modules.state_dict_with(model, replaced, take)
+
+
+def _read(average: Average, member: company.Member, own: Mapping[int, Tensor], reading: Reading) -> dict[int, Tensor]:
+    """Return a reading of an average as new tensors, by the ids of parameters, of which some have their own weights."""
+    swap, entries = member.swap, average.entries.values()
+    parts = {id(e.w1): torch.empty_like(local(e.w1)) for e in entries}
+    reading.write(
+        parts,
+        w1=lambda e: own.get(id(e.w1), e.w1).detach(),
+        w2=lambda e: e.w2 if swap is None else swap.value(e, average.name),
+    )
+    return {id(e.w1): with_local(e.w1.detach(), parts[id(e.w1)]) for e in entries}
+
+
+def about(average: Average, readout: Readout | None, step: int) -> dict[str, str]:
+    """Return what a file says about itself."""
+    methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
+    read = {} if readout is None else {"readout": _label(readout)}
+    return {
+        "average": average.name,
+        "method": "; ".join(methods),
+        **read,
+        "step": str(step),
+        "torchbelay": __version__,
+    }
+
+
+def _label(thing: object) -> str:
+    """Return a method or readout as a text for readers; the name of its class if a checkpoint could not tell it."""
+    try:
+        return describe(thing)
+    except ValueError:
+        return type(thing).__qualname__
 
 
 def require() -> None:

@@ -25,6 +25,7 @@ class OptionArguments(TypedDict, total=False):
     rounding: Rounding
     on_nonfinite: OnNonfinite
     device: Literal["cpu"] | None
+    keep_initial: bool
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Options:
             that only watch; averaged buffers stay beside the model's. On a GPU averages are copied there and back,
             piece by piece, beside the next forward and backward; code that writes to weights by hand between two steps
             must synchronise first.
+        keep_initial: keep a copy of the weights at which the averages began, per parameter, in the dtype of the
+            averages and beside them. Readouts such as `torchbelay.readouts.bema` need it.
 
     >>> Options(every=4).impl
     'auto'
@@ -66,6 +69,7 @@ class Options:
     rounding: Rounding = "nearest"
     on_nonfinite: OnNonfinite = "ignore"
     device: Literal["cpu"] | None = None
+    keep_initial: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, *DTYPES):
@@ -81,11 +85,20 @@ class Options:
                 f"device={self.device!r} is unknown; use None, where averages are with their parameters, or 'cpu'"
             )
 
+        if not isinstance(self.keep_initial, bool):
+            raise TypeError(f"keep_initial={self.keep_initial!r} is neither True nor False")
+
     @property
     def hosted(self) -> bool:
         """Whether averages are kept in host memory."""
         return self.device is not None
 
     def saved(self) -> dict[str, int | str]:
-        """Return the options that a checkpoint must agree about."""
-        return {"every": self.every, "start": self.start, "buffers": self.buffers}
+        """Return the options that a checkpoint must agree about; `keep_initial` only if it is on."""
+        kept = {"keep_initial": True} if self.keep_initial else {}
+        return {"every": self.every, "start": self.start, "buffers": self.buffers, **kept}
+
+    def facts(self) -> list[str]:
+        """Return these options as names. None of them is also a name without `keep_initial`, if that is on."""
+        kept = ", keep_initial=True" if self.keep_initial else ""
+        return [f"{name}={value}{kept}" for name, value in self.saved().items()]
