@@ -1,6 +1,7 @@
 """An average read out: the mixture of stored states that is in the model or in an export in its place."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -26,10 +27,9 @@ class Reading:
         average.refuse_other_shapes()
         parameters = averages.parameters.renewed()  # the optimizer may have got or lost groups since the last step
         rates = {key: parameters.lr(group) or 0.0 for key, group in parameters.groups().items()}
-        self._alike: dict[Shares, list[Entry]] = {}
+        self._each: list[tuple[Entry, Shares]] = []
         for e in average.entries.values():
-            shares = self._shares(e.name, e.method, step - e.born, rates.get(id(e.w1), 0.0))
-            self._alike.setdefault(shares, []).append(e)
+            self._each.append((e, self._shares(e.name, e.method, step - e.born, rates.get(id(e.w1), 0.0))))
         for w in () if averages.began else averages.wanted()[average.name]:  # refused now, and not only later
             self._shares(w.name, w.method, 0, rates.get(id(w.parameter), 0.0))
 
@@ -47,7 +47,11 @@ class Reading:
 
         Nothing is written to them that they are made from, so this may be repeated.
         """
-        for shares, entries in self._alike.items():
+        alike: dict[tuple[Any, ...], list[Entry]] = {}
+        for e, shares in self._each:
+            target = to[id(e.w1)]
+            alike.setdefault((shares, target.device, target.dtype), []).append(e)
+        for (shares, *_), entries in alike.items():
             terms = [(shares.w2, [local(w2(e)) for e in entries]), (shares.w1, [local(w1(e)) for e in entries])]
             if shares.w0:
                 terms.append((shares.w0, [local(self._initial.of(e)) for e in entries]))

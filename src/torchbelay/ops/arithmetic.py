@@ -129,7 +129,7 @@ def copy_(to: Tensors, source: Tensors) -> None:
 
 
 def mix_(to: Tensors, *terms: tuple[float, Tensors]) -> None:
-    """Overwrite `to` with Σ share·tensors, whose shares have the sum 1, rounded once; tensors may be on any device.
+    """Overwrite `to`, on one device, with Σ share·tensors, on any; the shares have the sum 1. Rounded once.
 
     Computed from the tensors of the largest share, by their differences to the others. So a share of 1 beside zeros is
     a copy, and tensors that are all equal stay what they are, bit for bit. `to` must not overlap any of the others.
@@ -145,10 +145,12 @@ def mix_(to: Tensors, *terms: tuple[float, Tensors]) -> None:
         return
     for targets, *some in pieces(to, largest, *(tensors for _, tensors in others)):
         here = [[t.to(target.device) for t, target in zip(each, targets, strict=True)] for each in some]
-        start, *wide = _widened(*here)
-        total: Tensors = start
-        for (share, _), each in zip(others, wide, strict=True):
-            total = torch._foreach_add(total, torch._foreach_sub(each, start), alpha=share)
+        start, first, *more = _widened(*here)
+        total = torch._foreach_sub(first, start)
+        torch._foreach_mul_(total, others[0][0])
+        for (share, _), each in zip(others[1:], more, strict=True):
+            torch._foreach_add_(total, torch._foreach_sub(each, start), alpha=share)
+        torch._foreach_add_(total, start)
         torch._foreach_copy_(targets, total)
 
 
