@@ -134,12 +134,16 @@ def test_a_method_without_a_theta_of_its_own_is_refused_with_the_cure(how: str) 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A method that says which θ it has at a step; a/b is another number."""
+    """A method that says by `settled` which θ it has at a step; a/b of its steps is another number."""
 
     theta: Callable[[int], float]
+    rhythm = pulls = True
 
     def coupling(self, step: int, lr: float) -> tb.Coupling:
         return tb.Coupling(0.5, 0.1, 1.0, 0.0)
+
+    def settled(self, step: int, lr: float) -> tb.Coupling:
+        return tb.Coupling(0.1 * self.theta(step), 0.1, 1.0, 0.0)
 
 
 def test_a_theta_that_varies_is_that_of_the_coming_step() -> None:

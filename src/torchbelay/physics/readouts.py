@@ -139,15 +139,17 @@ class centre:
 
 def _own_theta(method: Method, step: int, lr: float) -> float:
     """Return the θ by which the weights are z + θ·(z − w2) when this step begins."""
-    own = getattr(method, "theta", None)
-    if own is not None:
-        return float(own(step) if callable(own) else own)
-    if getattr(method, "rhythm", False) and getattr(method, "pulls", False):
+    asked: Any = copy(method)  # this question must not be remembered
+    if hasattr(asked, "settled"):  # θ is scheduled, and a/b of a step is not θ
+        return float(asked.settled(step, lr).theta)
+    if isinstance(getattr(asked, "theta", None), float | int):
+        return float(asked.theta)
+    if getattr(asked, "rhythm", False) and getattr(asked, "pulls", False):
         raise ValueError(
             f"centre() needs a method with a θ of its own, and {method!r} pulls at some steps only; use blend(share), "
             "with the share of the average that you want"
         )
-    return copy(method).coupling(step, lr).theta  # of a copy: this question must not be remembered
+    return float(asked.coupling(step, lr).theta)
 
 
 @dataclass(frozen=True)
