@@ -1,6 +1,6 @@
 """An average read out: the mixture of stored states that is in the model or in an export in its place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,8 +9,9 @@ from torchbelay.ops import arithmetic
 from torchbelay.physics.method import Method
 from torchbelay.physics.readouts import Readout, Shares, check, shares_of
 
-from .average import Average, Entry
+from .average import Entry, WholeAverage
 from .averages import Averages
+from .initial import Initial
 from .shard import local
 
 Find = Callable[[Entry], Tensor]
@@ -22,16 +23,21 @@ class Reading:
     To make one changes nothing, and refuses what cannot be read out.
     """
 
-    def __init__(self, averages: Averages, average: Average, readout: Readout, step: int) -> None:
-        self.readout, self._initial = check(readout), averages.initial
+    def __init__(self, average: WholeAverage, parts: Sequence[Averages], readout: Readout, initial: Initial) -> None:
+        self.readout, self._initial = check(readout), initial
         average.refuse_other_shapes()
-        parameters = averages.parameters.renewed()  # the optimizer may have got or lost groups since the last step
-        rates = {key: parameters.lr(group) or 0.0 for key, group in parameters.groups().items()}
         self._each: list[tuple[Entry, Shares]] = []
-        for e in average.entries.values():
-            self._each.append((e, self._shares(e.name, e.method, step - e.born, rates.get(id(e.w1), 0.0))))
-        for w in () if averages.began else averages.wanted()[average.name]:  # refused now, and not only later
-            self._shares(w.name, w.method, 0, rates.get(id(w.parameter), 0.0))
+        for part in parts:
+            self._each += self._read(part, average.name)
+
+    def _read(self, part: Averages, name: str) -> Iterator[tuple[Entry, Shares]]:
+        """Yield what the average has of one optimizer's parameters."""
+        parameters = part.parameters.renewed()  # the optimizer may have got or lost groups since the last step
+        rates = {key: parameters.lr(group) or 0.0 for key, group in parameters.groups().items()}
+        for e in part.each[name].entries.values():
+            yield e, self._shares(e.name, e.method, part.clock.count - e.born, rates.get(id(e.w1), 0.0))
+        for w in () if part.began else part.wanted()[name]:  # what cannot be read out later is refused now
+            self._shares(w.name, w.method, 0, rates[id(w.parameter)])
 
     def _shares(self, name: str, method: Method, step: int, lr: float) -> Shares:
         shares = shares_of(self.readout, name, method, step, lr)
@@ -54,5 +60,5 @@ class Reading:
         for (shares, *_), entries in alike.items():
             terms = [(shares.w2, [local(w2(e)) for e in entries]), (shares.w1, [local(w1(e)) for e in entries])]
             if shares.w0:
-                terms.append((shares.w0, [local(self._initial.of(e)) for e in entries]))
+                terms.append((shares.w0, [local(self._initial.of(e.w1)) for e in entries]))
             arithmetic.mix_([to[id(e.w1)] for e in entries], *terms)

@@ -10,7 +10,7 @@ from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import Backend
 from torchbelay.physics.readouts import Readout
 
-from .average import Average, Entry, local_parts
+from .average import Entry, WholeAverage, local_parts
 from .readout import Reading
 from .shard import loaded, local, reshard, with_local
 from .signals import signals_held
@@ -33,7 +33,13 @@ class Swap:
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
     @torch.no_grad()
     def __init__(
-        self, model: nn.Module, average: Average, backend: Backend, *, buffers: bool, reading: Reading | None = None
+        self,
+        model: nn.Module,
+        average: WholeAverage,
+        backend: Backend,
+        *,
+        buffers: bool,
+        reading: Reading | None = None,
     ) -> None:
         self.average, self._model, self._reading, self.number = average, model, reading, next(_numbers)
         reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
@@ -154,7 +160,7 @@ class Swap:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def overwrite(model: nn.Module, average: Average) -> None:
+def overwrite(model: nn.Module, average: WholeAverage) -> None:
     """Let the model hold the average for good, all of it: a copy that is interrupted is made again."""
     average.refuse_other_shapes()
     buffers = Buffers(model) if average.buffers else None
@@ -168,7 +174,7 @@ def overwrite(model: nn.Module, average: Average) -> None:
                 _copy(average, buffers)
 
 
-def _copy(average: Average, buffers: Buffers | None) -> None:
+def _copy(average: WholeAverage, buffers: Buffers | None) -> None:
     entries = average.entries.values()
     for same in (True, False):
         arithmetic.copy_(*local_parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))
