@@ -187,6 +187,60 @@ def test_made_in_inference_mode_it_is_an_ordinary_tensor() -> None:
     assert not any(t.is_inference() for t in belay.state_dict()["initial"].values())
 
 
+# Several optimizers --------------------------------------------------------------------------------------------------
+
+
+def shared_out(seed: int = 0) -> tuple[nn.Module, list[torch.optim.Optimizer], tb.Belay]:
+    model = mlp(seed=seed)
+    optimizers = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]
+    return model, optimizers, tb.Belay(model, optimizers, BELAY, spectators={"short": SHORT}, keep_initial=True)
+
+
+def step_all(model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int) -> None:
+    for step in range(steps):
+        model.zero_grad()
+        model(torch.full((2, 3), 1.0 + step)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_a_parameter_that_goes_to_another_optimizer_keeps_its_own() -> None:
+    model, optimizers, belay = shared_out()
+    own = values(model)
+    step_all(model, optimizers, 2)
+    groups = [optimizer.param_groups[0] for optimizer in optimizers]
+    groups[1]["params"] = [*groups[1]["params"], groups[0]["params"].pop()]
+    step_all(model, optimizers, 2)
+    assert same(initial(belay), own)
+    assert same(initial(belay, "short"), own)
+
+
+@pytest.mark.parametrize("to", ["several", "one"])
+def test_a_state_of_several_optimizers_goes_on_with_several_or_one(to: str) -> None:
+    model, optimizers, belay = shared_out()
+    own = values(model)
+    step_all(model, optimizers, 2)
+    state = copy.deepcopy(belay.state_dict())
+    assert list(state["initial"]) == list(own)
+    other, more, again = shared_out(seed=5)
+    if to == "one":
+        again.detach()
+        more = [torch.optim.SGD(other.parameters(), lr=0.1)]
+        again = tb.Belay(other, more[0], BELAY, spectators={"short": SHORT}, keep_initial=True)
+    again.load_state_dict(state)
+    other.load_state_dict(model.state_dict())
+    assert same(initial(again), own)
+    for each in ((model, optimizers), (other, more)):
+        step_all(*each, 2)
+    read = [dict(b.average_state_dict("short", readout=tb.readouts.bema())) for b in (belay, again)]
+    assert same(*read)
+    del state["initial"]["2.bias"]
+    before = snapshot(other, again)
+    with pytest.raises(ValueError, match=r"the initial weights .* missing: '2.bias'"):
+        again.load_state_dict(state)
+    assert same(snapshot(other, again), before)
+
+
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -272,6 +272,9 @@ def test_every_backend_reads_out_alike(readout: Any, impl: str) -> None:
     pytest.importorskip("triton" if impl == "triton" else "torch")
     run = Run(model=nn.Linear(3, 1), impl=impl)
     close(run.belay.average_state_dict(readout=readout), run.expected(readout))
+    with run.belay.averaged(readout=readout):
+        close(values(run.model), run.expected(readout))
+    assert run.whole()
 
 
 def test_a_model_that_was_cast_or_laid_out_anew_is_read_out_in_its_new_form() -> None:
@@ -294,6 +297,67 @@ def test_a_model_that_was_cast_or_laid_out_anew_is_read_out_in_its_new_form() ->
     with belay.averaged(readout=bema()):
         assert same(values(model), dict(exported))
     assert same(values(model), w1)
+
+
+# Several optimizers, several models, tensors without a model ----------------------------------------------------------
+
+
+def two_optimizers(**how: Any) -> tuple[nn.Module, list[torch.optim.Optimizer], tb.Belay]:
+    model = mlp(torch.float64)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    return model, optimizers, tb.Belay(model, optimizers, BELAY, **{"keep_initial": True, **how})
+
+
+def step_both(model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int, *, second: int = 1) -> None:
+    """Take steps; the second optimizer takes one at every `second`-th of them."""
+    for step in range(1, steps + 1):
+        model.zero_grad()
+        model(batch(step, torch.float64)).square().mean().backward()
+        optimizers[0].step()
+        if step % second == 0:
+            optimizers[1].step()
+
+
+def test_with_several_optimizers_each_parameter_has_the_age_that_its_own_counts() -> None:
+    model, optimizers, belay = two_optimizers()
+    w0 = values(model)
+    step_both(model, optimizers, 6, second=3)
+    w1, w2 = values(model), belay.average_state_dict()
+    read = belay.average_state_dict(readout=bema())
+    for key, t in read.items():
+        alpha = (10 + (6 if key.startswith("0.") else 2)) ** -0.2
+        torch.testing.assert_close(t, w2[key] + alpha * (w1[key] - w0[key]), rtol=0, atol=1e-14)
+    with belay.averaged(readout=bema()):
+        assert same(values(model), dict(read))
+    assert same(values(model), w1)
+
+
+def test_averages_of_which_one_optimizers_have_begun_are_read_out_as_far_as_they_have() -> None:
+    model, optimizers, belay = two_optimizers(start=2)
+    step_both(model, optimizers, 4, second=4)
+    read, own = belay.average_state_dict(readout=blend(0.5)), values(model)
+    assert torch.equal(read["2.weight"], own["2.weight"])
+    assert not torch.equal(read["0.weight"], own["0.weight"])
+    with pytest.raises(ValueError, match=r"no pattern for the parameter '2.weight'"):
+        belay.average_state_dict(readout=blend({"0.*": 1.0}))
+
+
+def test_several_models_and_tensors_without_a_model_are_read_out() -> None:
+    torch.manual_seed(0)
+    stages = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 1))]
+    tensors = [p for stage in stages for p in stage.parameters()]
+    optimizer = torch.optim.SGD(tensors, lr=0.1)
+    joined = tb.Belay(stages, optimizer, EMA, keep_initial=True)
+    loose = tb.Belay.from_parameters(tensors, optimizer, EMA, keep_initial=True)
+    for _ in range(3):
+        stages[1](stages[0](torch.ones(2, 3))).square().sum().backward()
+        optimizer.step()
+    reads = [belay.average_state_dict(readout=bema()) for belay in (joined, loose)]
+    assert [*reads[0]] == ["weight", "bias", "0.weight", "0.bias"]
+    assert [*reads[1]] == ["0", "1", "2", "3"]
+    assert same([*reads[0].values()], [*reads[1].values()])
+    with loose.averaged(readout=bema()) as inside:
+        assert same([p.detach() for p in inside], [*reads[1].values()])
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
