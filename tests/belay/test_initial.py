@@ -246,7 +246,7 @@ def test_a_state_of_several_optimizers_goes_on_with_several_or_one(to: str) -> N
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "a spectator": {"spectators": {"short": tb.methods.ema(0.9, warmup="ratio")}},
-    "begun later": {"start": 2},
+    "begun later": {"start": 2, "method": EMA},
     "not begun": {"start": 9},
     "bfloat16": {"model": lambda seed: mlp(torch.bfloat16, seed=seed), "method": EMA},
     "in host memory": {"method": EMA, "device": "cpu"},

@@ -97,12 +97,16 @@ def test_an_infinitely_heavy_model_or_average_is_the_centre() -> None:
 def test_a_step_without_an_update_does_not_move_the_centre(how: str, w1: float, w2: float, steps: int) -> None:
     method = stepped(METHODS[how](), steps)
     _, r1, r2 = centre().shares("any", method, steps, 0.1)
+    before = r1 * w1 + r2 * w2
     c = method.coupling(steps + 1, 0.1)
     after1, after2 = w1 + c.a * (w2 - w1), w2 + c.b * (w1 - w2)
-    assert r1 * after1 + r2 * after2 == pytest.approx(r1 * w1 + r2 * w2, rel=1e-9, abs=1e-9)
+    _, r1, r2 = centre().shares("any", method, steps + 1, 0.1)  # θ may have moved
+    assert r1 * after1 + r2 * after2 == pytest.approx(before, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("how", [how for how in METHODS if how not in RHYTHMIC])
+@pytest.mark.parametrize(
+    "how", [how for how in METHODS if how not in RHYTHMIC and not hasattr(METHODS[how](), "settled")]
+)
 def test_an_update_moves_the_centre_by_the_effective_share_of_it(how: str) -> None:
     method, steps = METHODS[how](), 4
     stepped(method, steps)
