@@ -12,7 +12,7 @@ from ._version import __version__ as __version__
 if TYPE_CHECKING:
     from . import optim
     from .belay import Belay
-    from .physics import methods, readouts
+    from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
     from .physics.spring import Spring
@@ -28,6 +28,7 @@ __all__ = [
     "methods",
     "optim",
     "readouts",
+    "schedules",
 ]
 
 # Where the public names live, and the modules that are attributes of the package.
@@ -47,6 +48,7 @@ _MODULES = {
     "options": "torchbelay.options",
     "physics": "torchbelay.physics",
     "readouts": "torchbelay.physics.readouts",
+    "schedules": "torchbelay.physics.schedules",
     "testing": "torchbelay.testing",
 }
 

@@ -18,8 +18,8 @@ CLOSE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 @dataclass(frozen=True)
-class PowerDecay:
-    """The EMA of BEMA: the new point has the weight (lag + multiplier·t)^(−power), at every `every`-th step."""
+class Decay:
+    """The decays of BEMA's EMA: 1 − (lag + multiplier·t)^(−power) at every `every`-th step, and 1 between."""
 
     power: float = 0.5
     lag: float = 10.0
@@ -27,9 +27,14 @@ class PowerDecay:
     floor: float = 0.0
     every: int = 1
 
-    def coupling(self, step: int, lr: float) -> tb.Coupling:
-        rate = 0.0 if step % self.every else max(self.floor, (self.lag + self.multiplier * step) ** -self.power)
-        return tb.Coupling(a=0.0, b=rate, p=1.0, q=rate)
+    def __call__(self, step: int) -> float:
+        if step % self.every:
+            return 1.0
+        return 1 - max(self.floor, (self.lag + self.multiplier * step) ** -self.power)
+
+
+def ema(**settings: float) -> tb.Method:
+    return tb.methods.ema(Decay(**settings))
 
 
 class Net(nn.Sequential):
@@ -44,30 +49,30 @@ class Net(nn.Sequential):
 
 # Settings of TRL, by its own names, and the method and options that are the same here.
 SETTINGS: dict[str, tuple[dict[str, Any], tb.Method, tb.readouts.bema, dict[str, Any]]] = {
-    "TRL's defaults, at every step": ({"update_freq": 1}, PowerDecay(), tb.readouts.bema(), {}),
-    "every third step": ({"update_freq": 3}, PowerDecay(every=3), tb.readouts.bema(), {}),
+    "TRL's defaults, at every step": ({"update_freq": 1}, ema(), tb.readouts.bema(), {}),
+    "every third step": ({"update_freq": 3}, ema(every=3), tb.readouts.bema(), {}),
     "all settings": (
         {"ema_power": 0.7, "bias_power": 0.4, "lag": 3, "multiplier": 0.5, "min_ema_multiplier": 0.2, "update_freq": 2},
-        PowerDecay(0.7, 3.0, 0.5, 0.2, 2),
+        ema(power=0.7, lag=3.0, multiplier=0.5, floor=0.2, every=2),
         tb.readouts.bema(bias_power=0.4, lag=3.0, multiplier=0.5),
         {},
     ),
     "after a burn-in": (
         {"update_freq": 2, "update_after": 6, "lag": 4, "multiplier": 2.0},
-        PowerDecay(lag=4 + 2 * 6, multiplier=2.0, every=2),
+        ema(lag=4 + 2 * 6, multiplier=2.0, every=2),
         tb.readouts.bema(lag=4 + 2 * 6, multiplier=2.0),
         {"start": 6},
     ),
-    "methods.ema with a warm-up": (
+    "a warm-up that methods.ema has": (
         {"update_freq": 1, "lag": 1, "min_ema_multiplier": 1e-4},
         tb.methods.ema(1 - 1e-4, warmup="inverse-power", power=0.5),
         tb.readouts.bema(lag=1.0),
         {},
     ),
-    "no EMA": ({"update_freq": 1, "ema_power": 0.0}, PowerDecay(power=0.0), tb.readouts.bema(), {}),
+    "no EMA": ({"update_freq": 1, "ema_power": 0.0}, ema(power=0.0), tb.readouts.bema(), {}),
     "no decay of the correction": (
         {"update_freq": 1, "bias_power": 0.0},
-        PowerDecay(),
+        ema(),
         tb.readouts.bema(bias_power=0.0),
         {},
     ),
@@ -156,7 +161,7 @@ def test_at_every_update_it_is_the_same_point(
 def test_between_two_updates_it_has_the_present_weights() -> None:
     model = Net({"seed": 0, "dtype": torch.float64})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, PowerDecay(every=4), keep_initial=True)
+    belay = tb.Belay(model, optimizer, ema(every=4), keep_initial=True)
     w0 = values(model)
     train(model, optimizer, 6)
     w1, w2 = values(model), belay.average_state_dict()

@@ -220,6 +220,12 @@ class Average:
                     f"{tuple(e.w2.shape)}: give it back its shape, or begin again at it by reset()"
                 )
 
+    def drop(self, lost: Iterable[Entry]) -> None:
+        """Follow the parameters of these entries no more; other averages' entries are ignored."""
+        for e in lost:
+            if self.entries.get(e.name) is e:
+                del self.entries[e.name]
+
     def assign_groups(self, groups: dict[int, int]) -> list[str]:
         """Note the group that each parameter (by id) is in now; drop those in none, and return their names."""
         gone = [e.name for e in self.entries.values() if id(e.w1) not in groups]

@@ -194,8 +194,9 @@ class Averages:
                         f"parameter {entry.name!r} has been replaced in the model (load_state_dict(assign=True)?), but "
                         "the optimizer still trains the old one: make the optimizer and Belay anew"
                     )
+            # Not what only the optimizer has lost: the next step tells the user of that.
             for average in self:
-                average.assign_groups(trained)
+                average.drop(lost)
                 average.regroup()
         for average in self:
             average.rename(names)

@@ -235,23 +235,28 @@ def _check_average(average: Average, saved: Mapping[str, Any], step: int, versio
 
 
 def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, version: int, *, averaged: bool) -> None:
-    """Refuse buffers that do not fit. Averaged ones may be cast up, and in format 1 they had the model's dtype."""
+    """Refuse buffers that do not fit.
+
+    Averaged ones may be cast up, and in format 1 they had the model's dtype. Others keep the dtype that they had when
+    `update_bn` found them, whatever the model's has become.
+    """
     if not (averaged and isinstance(saved["own_buffers"], list)):
         _flag("own_buffers", saved["own_buffers"])
     same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
     for name, tensor in saved["buffers"].items():
         buffer, dtype = buffers[name]
         here = buffer if buffer.dtype == dtype else torch.empty(buffer.shape, dtype=dtype, device="meta")
-        if averaged and isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version):
+        casts = isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version, averaged)
+        if casts:
             here = torch.empty(buffer.shape, dtype=tensor.dtype, device="meta")
         fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
 
 
-def _casts(found: torch.dtype, here: torch.dtype, version: int) -> bool:
-    """Whether values of one dtype may be read as another."""
+def _casts(found: torch.dtype, here: torch.dtype, version: int, averaged: bool) -> bool:
+    """Whether values of one dtype may stand for those of another."""
     if found.is_complex is not here.is_complex or not (here.is_floating_point or here.is_complex):
         return False
-    return version == 1 or torch.promote_types(found, here) == here
+    return not averaged or version == 1 or torch.promote_types(found, here) == here
 
 
 def _check_rows(average: Average, found: list[Any], step: int) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torchbelay.ops.backend import has_triton, is_interpreted
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.inner_momentum import is_below_floor, stable_range, theta_floor
-from torchbelay.physics.method import Method, Remembers, uncalled
+from torchbelay.physics.method import Method, Remembers, settled, uncalled
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import warn
 
@@ -191,18 +191,24 @@ def _warn_of_momentum(found: Iterable[Wanted], optimizer: Optimizer) -> None:
         momentum = momentum_of(optimizer.param_groups[group])
         if momentum is None or id(method) in warned:
             continue
-        for step, coupling in _early_couplings(method):
+        for step, coupling in _telling_couplings(method):
             if coupling.a < 0 < coupling.rate and is_below_floor(coupling, momentum.beta, nesterov=momentum.nesterov):
                 _say_momentum_is_there_twice(method, step, coupling, momentum, type(optimizer).__name__)
                 warned.add(id(method))
                 break
 
 
-def _early_couplings(method: Method) -> list[tuple[int, Coupling]]:
-    """Return the numbers and couplings of a method's first steps; of one alone, if it may not be asked for more."""
-    steps = range(1, EARLY + 1) if varies(method) in ("step", "lr") else range(1, 2)
+def _telling_couplings(method: Method) -> list[tuple[int, Coupling]]:
+    """Return the numbers of a method's first steps, and of some until its schedules end, each with its coupling.
+
+    The coupling is that of the method's own θ. A method that may not be asked for more is asked for step 1 alone.
+    """
+    steps = [1]
+    if varies(method) in ("step", "lr"):
+        last = getattr(method, "horizon", 0)
+        steps = [*range(1, EARLY + 1), *(step for quarter in range(1, 5) if (step := last * quarter // 4) > EARLY)]
     asked = method.fresh() if isinstance(method, Remembers) else copy(method)
-    return [(step, asked.coupling(step, 1e-12)) for step in steps]
+    return [(step, settled(asked, step, 1e-12)) for step in steps]
 
 
 def _say_momentum_is_there_twice(

@@ -114,11 +114,12 @@ class centre:
 
         r0 = 0, r1 = 1/(1 + θ), r2 = θ/(1 + θ)
 
-    z moves by updates alone, and the coupling does not move it. Gradients are taken at w1 = z + θ·(z − w2). Of BELAY,
-    where θ = m2/m1, z lies between weights and average. Of a repelling spring (θ < 0) it lies beyond the weights: of
-    `schedule_free` and `primal_averaging` it is their base iterate z. Of averages that only watch (θ = 0), z = w1.
+    Updates alone move z; the coupling does not. Gradients are taken at w1 = z + θ·(z − w2). For BELAY, with θ = m2/m1,
+    z lies between weights and average. For a repelling spring (θ < 0) it lies beyond the weights: it is the base iterate
+    z of `schedule_free` and `primal_averaging`. For averages that only watch (θ = 0), z = w1.
 
-    `lookahead` and `switch_ema` are refused: they pull at some steps only, and have no θ of their own.
+    A scheduled θ is that of the coming step. While the β of `ema_nesterov` changes, z changes with it. `lookahead` and
+    `switch_ema` are refused: they pull at some steps only, and have no θ of their own.
 
     When to use it: to see where the training is, apart from the pull of the average.
 
@@ -161,10 +162,10 @@ class bema:
 
     t counts the steps of the average. Needs `Belay(..., keep_initial=True)`, 4 more bytes per float32 weight.
 
-    The average of the reference is an EMA whose new point has the weight (lag + multiplier·t)^(−ema_power), at every
-    `update_freq`-th step. A method of your own with that rate makes this readout equal to TRL's BEMACallback whenever
-    that one has just updated. Between two updates TRL keeps its last point, and this readout has the present weights.
-    For its update_after=N use start=N, and lag + multiplier·N as the lag: t of TRL counts from the start of the run.
+    The average of the reference is `ema` with the decay 1 − (lag + multiplier·t)^(−ema_power) at every `update_freq`-th
+    step, and 1 between. With that schedule this readout equals TRL's BEMACallback whenever that one has just updated.
+    Between two updates TRL keeps its last point, and this readout has the present weights. For TRL's update_after=N use
+    start=N, and lag + multiplier·N as the lag: t of TRL counts from the start of the run.
 
     When to use it: on fine-tuning, and on runs that are short for their average, which lags behind.
 
