@@ -35,9 +35,10 @@ def examine(model: Callable[[], nn.Module] = mlp, optimizer: Any = adamw, **more
 
 
 def test_the_names_of_the_suite_are_those_of_the_package() -> None:
-    """`check` is the function, although the package has many modules."""
-    assert testing.__all__ == ["CONTRACTS", "ContractError", "Report", "check"]
+    """`check` and `identify` are functions, although the package has many modules."""
+    assert testing.__all__ == ["CONTRACTS", "ContractError", "Identification", "Report", "check", "identify"]
     assert inspect.isfunction(testing.check)
+    assert inspect.isfunction(testing.identify)
     assert issubclass(testing.ContractError, AssertionError)
     assert (tb.Spring(k=1.0, m1=10.0, m2=20.0), tb.Spring.ema(decay=0.9)) == (testing.DEFAULT, testing.WATCHING)
     model, x = mlp(), batch(0)

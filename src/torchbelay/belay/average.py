@@ -114,7 +114,7 @@ class Average:
     """All entries of one average, and its own buffers if it has any.
 
     An entry holds whole tensors, a cohort the local parts of tensors that are sharded over ranks. Averages are kept
-    beside their parameters, or, if `hosted`, in host memory.
+    beside their parameters, or on the device `home`.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class Average:
         rule: Rule,
         *,
         pulls: bool,
-        hosted: bool = False,
+        home: torch.device | None = None,
         every: int = 1,
         initial: Initial | None = None,
     ) -> None:
-        self.name, self.rule, self.pulls, self.hosted, self.every = name, rule, pulls and not hosted, hosted, every
+        self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
         self._initial = Initial(kept=False) if initial is None else initial
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
@@ -166,7 +166,7 @@ class Average:
 
     def _home(self, w1: Tensor) -> torch.device:
         """Return the device that the average of a parameter is kept on."""
-        return torch.device("cpu") if self.hosted else local(w1).device
+        return local(w1).device if self.home is None else self.home
 
     def _placed(self, tensor: Tensor, w1: Tensor) -> Tensor:
         """Return the tensor at its home and laid out like its parameter, so that kernels can take both as flat memory.
@@ -179,7 +179,7 @@ class Average:
         if not is_sharded(w1) and tensor.stride() != w1.stride():
             laid_out = torch.empty_like(w1, dtype=tensor.dtype, device=there)
             tensor = tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
-        if self.hosted and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
+        if there.type == "cpu" and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
             tensor = with_local(tensor, local(tensor).pin_memory())
         return tensor
 
@@ -224,7 +224,7 @@ class Average:
         """Follow the parameters of these entries no more; other averages' entries are ignored."""
         for e in lost:
             if self.entries.get(e.name) is e:
-                del self.entries[e.name]
+                self._initial.forget(self.entries.pop(e.name).w1)
 
     def assign_groups(self, groups: dict[int, int]) -> list[str]:
         """Note the group that each parameter (by id) is in now; drop those in none, and return their names."""

@@ -16,7 +16,7 @@ from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
 from .options import Options
-from .parameters import Parameters
+from .parameters import Names, Parameters
 from .shard import local, part_for
 from .validate import pulled_by, warn_of_feedback, warn_of_rounding
 
@@ -61,9 +61,9 @@ class Averages:
         """Return the name and the tensor of every parameter that is averaged, each once."""
         return list({id(e.w1): (e.name, e.w1) for e in self.entries()}.values())
 
-    def wanted(self) -> dict[str, list[Wanted]]:
+    def wanted(self, names: Names | None = None) -> dict[str, list[Wanted]]:
         """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
-        self._wanted = self._parameters_now().wanted(self.each.values())
+        self._wanted = self._parameters_now().wanted(self.each.values(), names)
         return self._wanted
 
     def held(self) -> dict[int, int]:
@@ -78,9 +78,9 @@ class Averages:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def begin(self) -> None:
+    def begin(self, names: Names | None = None) -> None:
         """Let every average start as a copy of the weights."""
-        wanted = self.wanted()
+        wanted = self.wanted(names)
         if self.guard is not None:
             self.guard.check(_distinct(wanted))
         try:
@@ -132,10 +132,9 @@ class Averages:
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids."""
-        entries = self.each[MAIN].entries.values()
         if not self.began:
             return pulled_by(self._wanted[MAIN])
-        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in entries)
+        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in self.each[MAIN].entries.values())
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -179,7 +178,7 @@ class Averages:
             warn_of_rounding(new, rounding=self._options.rounding)
             warn_of_feedback(new, self.optimizer)
 
-    def refresh_names(self, names: dict[int, str] | None = None) -> None:
+    def refresh_names(self, names: Names | None = None) -> None:
         """Call every entry by the name that the model has for its parameter now, and drop those that left the model.
 
         Refuses a parameter that left the model but is still trained.
@@ -295,10 +294,10 @@ class Averages:
             }
         return found
 
-    def checked(self, state: Mapping[str, Any]) -> Checked:
+    def checked(self, state: Mapping[str, Any], names: Names | None = None) -> Checked:
         """Return a state that fits; refuse one that does not, with nothing changed."""
         parameters = self._parameters_now()
-        wanted = parameters.wanted(self.each.values())
+        wanted = parameters.wanted(self.each.values(), names)
         self.fit_buffers()
         expected = {name: self._expected(average, wanted[name]) for name, average in self.each.items()}
         now = self._checkpointed_buffers()
@@ -346,7 +345,7 @@ class Averages:
 
     def _blank(self, average: Average, wanted: list[Wanted], device: str | None = None) -> Average:
         """Return what an average would be if it began now."""
-        blank = Average(average.name, average.rule, pulls=average.pulls, hosted=average.hosted, every=average.every)
+        blank = Average(average.name, average.rule, pulls=average.pulls, home=average.home, every=average.every)
         blank.adopt(wanted, born=self.clock.count, dtype=self._options.dtype, device=device)
         blank.followers = average.followers if self.began else self._new_followers(average)
         return blank

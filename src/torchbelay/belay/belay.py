@@ -33,8 +33,8 @@ class Belay:
         optimizer: any torch.optim.Optimizer over the model's parameters, or the wrapper that accelerate, Fabric or
             Lightning put around one. Belay averages the parameters that it holds. Or several optimizers, as Muon beside
             AdamW, or one per parameter that steps in the backward: each parameter follows the steps of its own, and
-            buffers follow the first. None: call `before_step()` and `after_step()` around the update yourself;
-            parameters that require gradients are averaged.
+            buffers follow the first. None: call `before_step()` and `after_step()` around the update yourself, or
+            `update()` after it; parameters that require gradients are averaged.
         method: a method of `torchbelay.methods`, a Spring, or any object with `coupling(step, lr)`. Or a function
             (name, parameter) -> method, which returns None for a parameter that is not to be averaged. With
             buffers="average" it is asked for floating-point buffers too, by their names.
@@ -123,6 +123,38 @@ class Belay:
         self._stepper.look()
         with signals_held():
             self._stepper.after()
+
+    def update(self, *, rate: float | None = None) -> None:
+        """Let the averages follow the weights as they are now: call this alone, after you updated them by hand.
+
+        For averages that only follow the weights after a step (a = 0, follow="after"), as `Spring.ema` and
+        `methods.swa`; with others, call `before_step()` and `after_step()`. It counts as a step.
+
+        `rate`, from 0 to 1, is the share of the new weights in the average at this update alone, whatever the method
+        and `every` say: 1 copies the weights. Averaged buffers take the same share. Spectators follow their own
+        methods.
+
+        >>> from torchbelay import Spring
+        >>> critic = nn.Linear(1, 1, bias=False)
+        >>> target = Belay(critic, None, Spring.ema(decay=0.75))
+        >>> nn.init.zeros_(critic.weight).requires_grad
+        True
+        >>> target.update(rate=1.0)
+        >>> nn.init.ones_(critic.weight).requires_grad
+        True
+        >>> target.update()
+        >>> target.average_state_dict()["weight"].item()
+        0.25
+        """
+        self._refuse_if_attached("update")
+        self._parts.refuse_inside("update")
+        if self._stepper.under_way and not self._stepper.torn:
+            raise RuntimeError("update() between before_step() and after_step(): call after_step() first")
+        share = None if rate is None else arguments.number("rate", rate, low=0, open_low=False)
+        if share is not None and share > 1:
+            raise ValueError(f"rate={rate!r} is out of range; it needs rate ≥ 0 and rate ≤ 1")
+        self._averages.parameters.given_lr = None
+        self._stepper.update(share)
 
     # The average -------------------------------------------------------------------------------------------------
 
@@ -300,22 +332,7 @@ class Belay:
         )
 
     def __repr__(self) -> str:
-        entries = self._parts.averages[MAIN].entries.values()
-        methods = list(dict.fromkeys(repr(e.method) for e in entries))
-        about = [
-            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
-            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
-            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
-        ]
-        if not entries:
-            about = [f"begins after step {self._options.start}"]
-        if len(self._parts.averages) > 1:
-            about.append(f"spectators {', '.join(list(self._parts.averages)[1:])}")
-        if len(self._parts.each) > 1:
-            about.append(f"{len(self._parts.each)} optimizers")
-        if self._optimizer is None:
-            about.append("steps by hand")
-        return f"Belay({'; '.join(about)}; impl={self._parts.path()!r}; step {self.step})"
+        return f"Belay({'; '.join(self._parts.about())})"
 
 
 def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None) -> dict[str, Rule]:

@@ -122,10 +122,7 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
 
 
 def checked(
-    state: Mapping[str, Any],
-    options: Options,
-    expected: Mapping[str, Average],
-    buffers: Mapping[str, Homes],
+    state: Mapping[str, Any], options: Options, expected: Mapping[str, Average], buffers: Mapping[str, Homes]
 ) -> dict[str, Mapping[str, Any]]:
     """Return what a state has of each average; refuse one that does not fit the averages and their buffers."""
     if not isinstance(state, Mapping) or not any(_equal(state.get("format"), known) for known in (1, FORMAT)):

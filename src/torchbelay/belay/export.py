@@ -51,7 +51,7 @@ def _read(
 ) -> dict[int, Tensor]:
     """Return a reading of an average as new tensors, by parameters' ids; `own` has weights that are elsewhere now."""
     swap, entries = member.swap, average.entries.values()
-    parts = {id(e.w1): torch.empty_like(local(e.w1)) for e in entries}
+    parts = {id(e.w1): torch.empty_like(local(e.w1), device=local(e.w2).device) for e in entries}
     reading.write(
         parts,
         w1=lambda e: own.get(id(e.w1), e.w1),
@@ -61,7 +61,7 @@ def _read(
 
 
 def about(average: WholeAverage, readout: Readout | None, *, step: int, start: int) -> dict[str, str]:
-    """Return what a file says about itself."""
+    """Return what a file says of the average that it holds."""
     methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
     read = {} if readout is None else {"readout": _label(readout)}
     return {

@@ -115,8 +115,8 @@ class centre:
         r0 = 0, r1 = 1/(1 + θ), r2 = θ/(1 + θ)
 
     Updates alone move z; the coupling does not. Gradients are taken at w1 = z + θ·(z − w2). For BELAY, with θ = m2/m1,
-    z lies between weights and average. For a repelling spring (θ < 0) it lies beyond the weights: it is the base iterate
-    z of `schedule_free` and `primal_averaging`. For averages that only watch (θ = 0), z = w1.
+    z lies between weights and average. For a repelling spring (θ < 0) it lies beyond the weights: of `schedule_free`
+    and `primal_averaging` it is the base iterate. For averages that only watch (θ = 0), z = w1.
 
     A scheduled θ is that of the coming step. While the β of `ema_nesterov` changes, z changes with it. `lookahead` and
     `switch_ema` are refused: they pull at some steps only, and have no θ of their own.
