@@ -348,7 +348,9 @@ def test_readouts_are_mixed_on_the_gpu(device: Any, dtype: torch.dtype) -> None:
         optimizer.step()
     w1 = {name: p.detach().clone() for name, p in model.named_parameters()}
     w2 = belay.state_dict()["averages"]["average"]["weights"]
-    assert {t.device.type for t in belay.state_dict()["initial"].values()} == {"cpu" if device else "cuda"}
+    assert {t.device.type for t in belay.state_dict()["averages"]["average"]["initial"].values()} == {
+        "cpu" if device else "cuda"
+    }
     for readout in (tb.readouts.blend(0.65), tb.readouts.bema()):
         exported = belay.average_state_dict(readout=readout)
         for name, t in exported.items():

@@ -36,6 +36,11 @@ def initial(belay: tb.Belay, name: str = "average") -> dict[str, Tensor]:
     return dict(belay.average_state_dict(name, readout=Beginning()))
 
 
+def in_state(state: dict[str, Any]) -> dict[str, Tensor]:
+    """w0 in a checkpoint."""
+    return {name: w0 for saved in state["averages"].values() for name, w0 in saved["initial"].items()}
+
+
 def kept(method: Any = BELAY, **how: Any) -> Made:
     return attached(method, **{"keep_initial": True, **how})
 
@@ -117,7 +122,7 @@ def test_a_parameter_that_leaves_and_returns_begins_anew() -> None:
     group["params"], last = group["params"][:2], group["params"][2:]
     with pytest.warns(tb.BelayWarning, match="were taken from"):
         train(model, optimizer, 1, first=2)
-    assert list(belay.state_dict()["initial"]) == ["0.weight", "0.bias"]
+    assert list(in_state(belay.state_dict())) == ["0.weight", "0.bias"]
     now = values(model)
     group["params"] = group["params"] + last
     with pytest.warns(tb.BelayWarning, match="were added"):
@@ -131,7 +136,7 @@ def test_parameters_that_a_spectator_alone_averages_have_theirs() -> None:
     own = values(model)
     train(model, optimizer, 2)
     assert same(initial(belay, "short"), own)
-    assert list(belay.state_dict()["initial"]) == ["0.weight", "2.weight", "0.bias", "2.bias"]
+    assert list(in_state(belay.state_dict())) == ["0.weight", "2.weight", "0.bias", "2.bias"]
 
 
 def test_a_beginning_that_is_stopped_at_any_line_begins_after_a_later_step() -> None:
@@ -158,18 +163,18 @@ def test_a_beginning_that_is_stopped_at_any_line_begins_after_a_later_step() -> 
 
 def test_it_has_the_dtype_of_the_averages_and_is_stored_once_for_all_of_them() -> None:
     model, _, belay = kept(EMA, model=mlp(torch.bfloat16), spectators={"short": SHORT})
-    found = belay.state_dict()["initial"]
+    found = in_state(belay.state_dict())
     assert {t.dtype for t in found.values()} == {torch.float32}
     assert same({key: t.bfloat16() for key, t in found.items()}, values(model))
     assert len({t.data_ptr() for t in found.values()}) == 4
     _, _, narrow = kept(EMA, model=mlp(torch.bfloat16), dtype=torch.bfloat16)
-    assert {t.dtype for t in narrow.state_dict()["initial"].values()} == {torch.bfloat16}
+    assert {t.dtype for t in in_state(narrow.state_dict()).values()} == {torch.bfloat16}
 
 
 def test_a_belay_without_it_keeps_and_saves_nothing() -> None:
     _, _, belay = attached(BELAY)
     state = belay.state_dict()
-    assert "initial" not in state
+    assert "initial" not in state["averages"]["average"]
     assert "keep_initial" not in state["options"]
     assert not any("keep_initial" in fact for fact in state["made_with"])
 
@@ -184,7 +189,7 @@ def test_made_in_inference_mode_it_is_an_ordinary_tensor() -> None:
     with torch.inference_mode():
         _, _, belay = kept()
         belay.reset()
-    assert not any(t.is_inference() for t in belay.state_dict()["initial"].values())
+    assert not any(t.is_inference() for t in in_state(belay.state_dict()).values())
 
 
 # Several optimizers --------------------------------------------------------------------------------------------------
@@ -221,7 +226,7 @@ def test_a_state_of_several_optimizers_goes_on_with_several_or_one(to: str) -> N
     own = values(model)
     step_all(model, optimizers, 2)
     state = copy.deepcopy(belay.state_dict())
-    assert list(state["initial"]) == list(own)
+    assert list(in_state(state)) == list(own)
     other, more, again = shared_out(seed=5)
     if to == "one":
         again.detach()
@@ -234,7 +239,7 @@ def test_a_state_of_several_optimizers_goes_on_with_several_or_one(to: str) -> N
         step_all(*each, 2)
     read = [dict(b.average_state_dict("short", readout=tb.readouts.bema())) for b in (belay, again)]
     assert same(*read)
-    del state["initial"]["2.bias"]
+    del state["averages"]["average"]["initial"]["2.bias"]
     before = snapshot(other, again)
     with pytest.raises(ValueError, match=r"the initial weights .* missing: '2.bias'"):
         again.load_state_dict(state)
@@ -310,9 +315,9 @@ def test_a_state_is_not_changed_by_what_happens_after_it_was_loaded() -> None:
     train(model, optimizer, 2)
     state = copy.deepcopy(belay.state_dict())
     belay.load_state_dict(state)
-    before = copy.deepcopy(state["initial"])
+    before = copy.deepcopy(in_state(state))
     belay.reset()
-    assert same(state["initial"], before)
+    assert same(in_state(state), before)
 
 
 @every_way
@@ -332,31 +337,43 @@ def test_a_state_that_differs_in_it_is_refused_and_changes_nothing(saved: bool, 
     assert same(snapshot(model, target), before)
 
 
-DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "none": (lambda state: state.pop("initial"), "initial weights in this state of a Belay is damaged: NoneType is no"),
-    "a list": (lambda state: state.update(initial=[]), "initial weights in this state of a Belay is damaged: list is"),
-    "one missing": (lambda state: state["initial"].pop("0.bias"), "the initial weights .* missing: '0.bias'"),
-    "one more": (lambda state: state["initial"].update(x=torch.ones(1)), "the initial weights .* unexpected: 'x'"),
+DAMAGE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "none": (lambda state, saved: saved.pop("initial"), "the initial weights of .* missing: '0.bias', '0.weight'"),
+    "a list": (
+        lambda state, saved: saved.update(initial=[]),
+        "initial weights of average 'average' in this state of a Belay is damaged: list is",
+    ),
+    "one missing": (lambda state, saved: saved["initial"].pop("0.bias"), "the initial weights of .* missing: '0.bias'"),
+    "one more": (
+        lambda state, saved: saved["initial"].update(x=torch.ones(1)),
+        "the initial weights .* unexpected: 'x'",
+    ),
     "another shape": (
-        lambda state: state["initial"].update({"0.bias": torch.ones(7)}),
-        r"the shape of '0.bias' in the initial weights differs: \(7,\) in the checkpoint, \(5,\) here",
+        lambda state, saved: saved["initial"].update({"0.bias": torch.ones(7)}),
+        r"the shape of '0.bias' in the initial weights of average 'average' differs: \(7,\) in the checkpoint, \(5,\)",
     ),
     "another dtype": (
-        lambda state: state["initial"].update({"0.bias": torch.ones(5, dtype=torch.float64)}),
-        "the dtype of '0.bias' in the initial weights differs",
+        lambda state, saved: saved["initial"].update({"0.bias": torch.ones(5, dtype=torch.float64)}),
+        "the dtype of '0.bias' in the initial weights of average 'average' differs",
     ),
-    "no tensor": (lambda state: state["initial"].update({"0.bias": 3.0}), "'0.bias' in the initial weights is damaged"),
-    "a flag": (lambda state: state["options"].update(keep_initial=1), "keep_initial differs: 1 in the checkpoint"),
+    "no tensor": (
+        lambda state, saved: saved["initial"].update({"0.bias": 3.0}),
+        "'0.bias' in the initial weights of average 'average' is damaged",
+    ),
+    "a flag": (
+        lambda state, saved: state["options"].update(keep_initial=1),
+        "keep_initial differs: 1 in the checkpoint",
+    ),
 }
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_state_is_refused_and_changes_nothing(damage: Callable[[Any], Any], message: str) -> None:
+def test_a_damaged_state_is_refused_and_changes_nothing(damage: Callable[[Any, Any], Any], message: str) -> None:
     model, optimizer, belay = kept()
     train(model, optimizer, 2)
     before = snapshot(model, belay)
     state = copy.deepcopy(before["belay"])
-    damage(state)
+    damage(state, state["averages"]["average"])
     with pytest.raises(ValueError, match=message):
         belay.load_state_dict(state)
     assert same(snapshot(model, belay), before)

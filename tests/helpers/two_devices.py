@@ -92,7 +92,7 @@ def follow_a_model_that_moves() -> None:
             p.fake_device = now  # type: ignore[attr-defined]  # as model.to() would move it in place
         step(model, optimizer)
         for belay, expected in ((following, now.type), (hosted, "cpu"), (elsewhere, OTHER)):
-            assert {t.device.type for t in belay.state_dict()["initial"].values()} == {expected}
+            assert {t.device.type for t in belay.state_dict()["averages"]["average"]["initial"].values()} == {expected}
             read = belay.average_state_dict(readout=tb.readouts.bema())
             assert {t.device.type for t in read.values()} == {expected}
             for average in belay.state_dict()["averages"].values():

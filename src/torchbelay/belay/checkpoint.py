@@ -3,13 +3,13 @@
 format, step, began             numbers: FORMAT, the count of steps, and 0 or 1 (for several optimizers see joint.py)
 ahead                           0; 1 in states of format 1 after a step that raised, which are refused
 options                         what must agree, by name
-initial                         w0 by the parameter's name; only with keep_initial=True
 made_with                       the same facts and more as names, for torch.distributed.checkpoint
 averages
     NAME                        "average", or the name of a spectator
         weights, velocities1, velocities2, buffers      tensors by the parameter's or buffer's name
         own_buffers                                     0 if `buffers` holds zeros that are never read, else 1; for
                                                         averaged buffers a list of [name, method, age, memory]
+        initial                                         with keep_initial=True: w0 that no average before this one has
         methods, ages, memories                         by the parameter's name; methods as `physics.identity` has them
 
 Format 1 is read too. There a method is its repr, and own_buffers is never a list. A state has the same names in both

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .checkpoint import damaged
 from .options import Options
 
-_BY_PARAMETER = ("weights", "velocities1", "velocities2", "methods", "ages", "memories")
+_BY_PARAMETER = ("weights", "velocities1", "velocities2", "methods", "ages", "memories", "initial")
 _SOME = 2  # of `began`: neither 0 nor 1, so that what follows a single optimizer refuses it
 
 
@@ -33,7 +33,7 @@ def joined(averages: Sequence[Mapping[str, Any]], trained: Sequence[Trained]) ->
     found = {name: dict(saved) for name, saved in first.items()}
     for each in others:
         for name, saved in each.items():
-            found[name] |= {kind: found[name][kind] | saved[kind] for kind in _BY_PARAMETER}
+            found[name] |= {kind: found[name][kind] | saved[kind] for kind in _BY_PARAMETER if kind in saved}
     begun = {each.began for each in trained}
     return {
         "step": max(each.steps for each in trained),

@@ -11,15 +11,14 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchbelay.physics.readouts import Readout
 from torchbelay.physics.warnings import warn
 
-from . import checkpoint, company, family, joint, modules
-from .average import MAIN, Average, Entry, Rule, WholeAverage, average_dtype
+from . import company, family, joint, modules
+from .average import MAIN, Average, Entry, Rule, WholeAverage
 from .averages import Averages
 from .clock import Clock
 from .cohort import Cohort
@@ -27,7 +26,6 @@ from .initial import Initial
 from .options import Options
 from .parameters import Names
 from .readout import Reading
-from .shard import local, part_for
 from .stepper import Stepper
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
@@ -291,21 +289,9 @@ class Parts:
         """Return what a state has of the averages, and the counts of their steps."""
         swap = self.member.swap
         averages = [part.averages.saved(swap, part.stepper.memories) for part in self.each]
-        initial = self._saved_initial(averages)
         if len(self.each) > 1:
-            return joint.joined(averages, [part.trained() for part in self.each]) | initial
-        began = int(self.first.averages.began)
-        return {"step": self.first.clock.count, "began": began, "averages": averages[0]} | initial
-
-    def _saved_initial(self, averages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what a state has of w0, if it is kept; of averages that have not begun, the weights as they are."""
-        if not self._initial.kept:
-            return {}
-        # Copies: torch.distributed.checkpoint reads into every tensor of a state, each for itself.
-        blank = [saved["weights"] for each in averages for saved in each.values()]
-        begun = {e.name: self._initial.of(e.w1) for part in self.each for e in part.averages.entries()}
-        names = {name: w for weights in blank for name, w in weights.items()}
-        return {"initial": {name: begun[name] if name in begun else w.clone() for name, w in names.items()}}
+            return joint.joined(averages, [part.trained() for part in self.each])
+        return {"step": self.first.clock.count, "began": int(self.first.averages.began), "averages": averages[0]}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; one that does not fit is refused, and changes nothing."""
@@ -313,27 +299,10 @@ class Parts:
         wanted = [list(part.wanted_names(names)) for part in self.each]
         states = joint.split(state, wanted, [part.options for part in self.each])
         checked = [part.averages.checked(each, names) for part, each in zip(self.each, states, strict=True)]
-        self._check_initial(state, names)
         for part, each in zip(self.each, checked, strict=True):
             part.averages.load(each)
             part.stepper.forget_the_step()
             part.unseen.forget()
-            for e in part.averages.entries() if self._initial.kept else ():
-                w0 = self._initial.of(e.w1)
-                local(w0).copy_(part_for(state["initial"][e.name], w0))
-
-    def _check_initial(self, state: Mapping[str, Any], names: Names) -> None:
-        """Refuse a state whose w0 does not fit; changes nothing."""
-        if not self._initial.kept:
-            return
-        found = [some for part in self.each for some in part.averages.wanted(names).values()]
-        wanted = {w.name: w.parameter for some in found for w in some}
-        checkpoint.same_names("initial weights", state.get("initial"), wanted)
-        for name, w1 in wanted.items():
-            dtype = average_dtype(w1.dtype, self._options.dtype)
-            here = torch.empty(w1.shape, dtype=dtype, device="meta")
-            own = self._initial.of(w1) if self._initial.knows(w1) else here
-            checkpoint.fits(f"{name!r} in the initial weights", state["initial"][name], own, spread=w1)
 
 
 def _others(one: ref[Averages], everyone: list[ref[Averages]]) -> Iterator[Averages]:

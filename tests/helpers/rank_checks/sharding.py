@@ -444,7 +444,7 @@ def initial_weights_are_sharded_like_their_parameters_and_begin_again_with_them(
     for step in (0, 2):
         run.train(range(step, step + 2))
         run.belay.reset()
-        for name, w0 in run.belay.state_dict()["initial"].items():
+        for name, w0 in run.belay.state_dict()["averages"]["average"]["initial"].items():
             p = parameters[name]
             assert (w0.device_mesh, w0.placements, w0.shape) == (p.device_mesh, p.placements, p.shape)
             assert torch.equal(here(w0), here(p))
