@@ -38,10 +38,11 @@ class Options:
         buffers: the buffers (such as BatchNorm's statistics) that go with the average. "copy": the model's own, until
             `torch.optim.swa_utils.update_bn` is run inside `averaged()`; that result is kept until the next step.
             "average": averaged in float32 or wider, as weights are, each by the method that `method` returns for its
-            name (at the learning rate of the optimizer's first group); integers, and those for which it returns None,
-            are copied. A buffer is never pulled. "ignore": model and average share them.
+            name (at the learning rate of the first optimizer's first group); integers, and those for which it returns
+            None, are copied. A buffer is never pulled. "ignore": model and average share them.
         every: couple at every N-th step only, as strongly as N steps would.
-        start: begin the averages after N steps, as copies of the weights at that step; 0: at construction.
+        start: begin the averages after N steps of their optimizer, as copies of the weights at that step; 0: at
+            construction.
         impl: "foreach", "triton" or "reference"; "auto" is the fastest one that runs on the weights' device.
         rounding: how to round bfloat16 weights that the average pulls. "nearest"; or "stochastic": up or down at
             random, so that the mean is right and a pull smaller than a bit still counts. Only Triton kernels do that.
