@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from torchbelay.physics import arguments
 from torchbelay.physics.method import Method
+from torchbelay.physics.readouts import Readout
 
 from . import checkpoint, company, export, files, modules, shard
 from .average import MAIN, Rule, WholeAverage, as_rule
@@ -39,8 +40,8 @@ class Belay:
             buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
         replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
-            `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
+            `keep_initial`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
     needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
@@ -158,25 +159,29 @@ class Belay:
     # The average -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def averaged(self, name: str = MAIN) -> Iterator[Any]:
+    def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
         """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 
         The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
         do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
         average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
         that have a Python handler wait while weights and average trade places.
+
+        With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
+        weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
         """
         average, member = self._average(name), self._parts.member
         if member.swap is not None:
-            if member.swap.average.name != name:
-                inside = f"averaged({member.swap.average.name!r})"
-                raise RuntimeError(f"averaged({name!r}) inside {inside}: leave that block first")
+            if member.swap.average.name != name or member.swap.readout != readout:
+                inside = _block(member.swap.average.name, member.swap.readout)
+                raise RuntimeError(f"{_block(name, readout)} inside {inside}: leave that block first")
             yield as_given(self._model)
             return
         company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
         self._parts.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
+        reading = self._parts.reading(average, readout)
+        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, reading=reading)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
@@ -201,11 +206,13 @@ class Belay:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
+    def average_state_dict(
+        self, name: str = MAIN, *, full: bool = False, readout: Readout | None = None
+    ) -> dict[str, Any]:
         """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
 
-        The result loads into an unwrapped model with `load_state_dict(strict=True)`. Tensors have the parameters'
-        dtypes; `state_dict()` has the averages in their own.
+        With a `readout` it is that mixture of weights and average. The result loads into an unwrapped model with
+        `load_state_dict(strict=True)`. Tensors have the parameters' dtypes; `state_dict()` has averages in their own.
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time. Every rank must call; the other ranks get {}.
@@ -214,24 +221,24 @@ class Belay:
         if self._parts.member.swap is None:
             self._parts.follow_model()
         take = shard.gathered if full else modules.copied
-        state = export.with_average(self._model, average, self._parts.member, take)
+        reading = self._parts.reading(average, readout)
+        state = export.with_average(self._model, average, self._parts.member, take, reading)
         return state if not full or shard.is_first_rank() else {}
 
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, readout: Readout | None = None) -> None:
         """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
 
-        The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
-        torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
+        The file holds `average_state_dict(name, full=True, readout=readout)`; its metadata name method, readout, step
+        and the version of torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
         """
         export.require()
         average = self._average(name)
         spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
         if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
             files.destination(path)
-        state = self.average_state_dict(name, full=True)
-        if not shard.is_first_rank():
-            return
-        export.write(path, state, export.about(average, self.step, self._options.start))
+        state = self.average_state_dict(name, full=True, readout=readout)
+        if shard.is_first_rank():
+            export.write(path, state, export.about(average, readout, step=self.step, start=self._options.start))
 
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""
@@ -338,3 +345,7 @@ def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None
             raise ValueError(f"spectators has the name {name!r}; give each a name of its own, other than {MAIN!r}")
         rules[name] = as_rule(watching)
     return rules
+
+
+def _block(name: str, readout: Readout | None) -> str:
+    return f"averaged({name!r})" if readout is None else f"averaged({name!r}, readout={readout!r})"

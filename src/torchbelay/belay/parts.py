@@ -14,6 +14,7 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchbelay.physics.readouts import Readout
 from torchbelay.physics.warnings import warn
 
 from . import company, family, joint, modules
@@ -21,8 +22,10 @@ from .average import MAIN, Average, Entry, Rule, WholeAverage
 from .averages import Averages
 from .clock import Clock
 from .cohort import Cohort
+from .initial import Initial
 from .options import Options
 from .parameters import Names
+from .readout import Reading
 from .stepper import Stepper
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
@@ -40,10 +43,11 @@ class Part:
         rules: Mapping[str, Rule],
         options: Options,
         member: company.Member,
+        initial: Initial,
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every)
+            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial)
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)
@@ -127,9 +131,10 @@ class Parts:
         options: Options,
     ) -> None:
         self._model, self._options, self.member = model, options, company.Member()
+        self._initial = Initial(kept=options.keep_initial)
         others = replace(options, buffers="ignore")
         self.each = [
-            Part(model, optimizer, rules, others if i else options, self.member)
+            Part(model, optimizer, rules, others if i else options, self.member, self._initial)
             for i, optimizer in enumerate(optimizers)
         ]
         self.first = self.each[0]
@@ -232,6 +237,12 @@ class Parts:
                 f"{what}() inside optimizer.step(), by its closure or a hook: the step would go on with what it took "
                 "from before; call it between two steps"
             )
+
+    def reading(self, average: WholeAverage, readout: Readout | None) -> Reading | None:
+        """Return what a readout makes of an average, before anything changes; None without a readout."""
+        if readout is None:
+            return None
+        return Reading(average, [part.averages for part in self.each], readout, self._initial)
 
     def effective_lrs(self) -> list[tuple[int, float]]:
         """Return groups, counted over all optimizers, with what is left of their learning rates in the long run."""
