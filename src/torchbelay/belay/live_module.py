@@ -113,7 +113,7 @@ class LiveModule:
             self._renew(parts)
             parts = self._replica.parts()
         entries = {id(e.w1): e for e in self.average.entries.values()}
-        binding = _Binding(self._home())
+        binding = _Binding(self._origin.options.home)
         for part, made in parts:
             for key, p in part.model._parameters.items():
                 q = _held(made._parameters, key)
@@ -126,11 +126,6 @@ class LiveModule:
         is_simple = not own and not self._is_sharded and all(map(_has_address, self._model.parameters()))
         self._known = Snapshot(parts, self.average, writes, binding.watched) if is_simple else None
         return binding.parameters
-
-    def _home(self) -> torch.device | None:
-        """Return the device that the whole module is on; None: every tensor is beside that of the model."""
-        first = next(iter(self.average.entries.values()), None)
-        return local(first.w2).device if first is not None and self._origin.options.hosted else None
 
     def _reshard(self) -> None:
         """Let FSDP modules hold their shards: what they gathered belongs to the last step."""

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torchbelay.ops.backend import has_triton, is_interpreted
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.inner_momentum import is_below_floor, stable_range, theta_floor
-from torchbelay.physics.method import Method, Remembers, uncalled
+from torchbelay.physics.method import Method, Remembers, settled, uncalled
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import warn
 
@@ -74,7 +74,9 @@ def _checked_optimizer(what: str, optimizer: object) -> Optimizer:
     return inner
 
 
-def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, average: str, every: int) -> None:
+def check_method(
+    method: object, lr: float, *, pulls: bool, home: torch.device | None, average: str, every: int
+) -> None:
     """Refuse what is not a method, an unstable one, a pull that is not allowed, and an `every` that does not fit."""
     if (maker := uncalled(method)) is not None:
         raise TypeError(f"the method for {average!r}, {maker}, was not called; give what it makes, as {maker}(...)")
@@ -89,11 +91,11 @@ def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, averag
     coupling = _first_coupling(method, lr)
     if not isinstance(coupling, Coupling):
         raise TypeError(f"{method!r}.coupling(1, {lr}) returned {coupling!r}, not a Coupling")
-    if hosted and pulls_weights(method, lr):
+    if home is not None and pulls_weights(method, lr):
         raise ValueError(
-            f"device='cpu' keeps {average!r} in host memory, but {method!r} pulls the weights: every step would have "
-            "to wait for that memory. Leave device out; averages that only watch can be in a second Belay on the same "
-            "optimizer, with device='cpu'"
+            f"device={str(home)!r} keeps {average!r} apart from the weights, but {method!r} pulls the weights: every "
+            "step would have to wait for what is kept there. Leave device out; averages that only watch can be in a "
+            f"second Belay on the same optimizer, with device={str(home)!r}"
         )
     if not pulls and pulls_weights(method, lr):
         raise ValueError(
@@ -121,6 +123,12 @@ def pulls_weights(method: Method, lr: float) -> bool:
     """Whether the weights will feel the average; a method that pulls only later says so by `pulls`."""
     swings = inertias(method)[0] is not None
     return swings or bool(getattr(method, "pulls", False)) or _first_coupling(method, lr).pulls
+
+
+def only_follows(method: Method) -> bool:
+    """Whether an average needs no more than the weights after a step: it does not pull, lag behind or swing."""
+    coupling = _first_coupling(method, 1e-12)
+    return not pulls_weights(method, 1e-12) and not coupling.needs_copy and inertias(method) == (None, None)
 
 
 def _first_coupling(method: Method, lr: float) -> Coupling:
@@ -191,18 +199,24 @@ def _warn_of_momentum(found: Iterable[Wanted], optimizer: Optimizer) -> None:
         momentum = momentum_of(optimizer.param_groups[group])
         if momentum is None or id(method) in warned:
             continue
-        for step, coupling in _early_couplings(method):
+        for step, coupling in _telling_couplings(method):
             if coupling.a < 0 < coupling.rate and is_below_floor(coupling, momentum.beta, nesterov=momentum.nesterov):
                 _say_momentum_is_there_twice(method, step, coupling, momentum, type(optimizer).__name__)
                 warned.add(id(method))
                 break
 
 
-def _early_couplings(method: Method) -> list[tuple[int, Coupling]]:
-    """Return the numbers and couplings of a method's first steps; of one alone, if it may not be asked for more."""
-    steps = range(1, EARLY + 1) if varies(method) in ("step", "lr") else range(1, 2)
+def _telling_couplings(method: Method) -> list[tuple[int, Coupling]]:
+    """Return the numbers of a method's first steps, and of some until its schedules end, each with its coupling.
+
+    The coupling is that of the method's own θ. A method that may not be asked for more is asked for step 1 alone.
+    """
+    steps = [1]
+    if varies(method) in ("step", "lr"):
+        last = getattr(method, "horizon", 0)
+        steps = [*range(1, EARLY + 1), *(step for quarter in range(1, 5) if (step := last * quarter // 4) > EARLY)]
     asked = method.fresh() if isinstance(method, Remembers) else copy(method)
-    return [(step, asked.coupling(step, 1e-12)) for step in steps]
+    return [(step, settled(asked, step, 1e-12)) for step in steps]
 
 
 def _say_momentum_is_there_twice(
