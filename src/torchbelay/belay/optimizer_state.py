@@ -37,7 +37,7 @@ from .parts import Part, Parts
 _KEY = "torchbelay"
 _PREFIX = f"{_KEY}/"
 _NAME = "_torchbelay_state"  # the attribute of an optimizer that holds what it carries
-_TENSORS = (*checkpoint.SLOTS, "buffers")  # the kinds of tensors in a Belay's state
+_TENSORS = (*checkpoint.SLOTS, "initial", "buffers")  # the kinds of tensors in a Belay's state
 
 State = dict[str, Any]
 
@@ -127,12 +127,12 @@ class OptimizerState:
     def _add(self, optimizer: Optimizer, found: State) -> State:
         """Return an optimizer's state with the averages in it; what torch made of the live state is not changed."""
         names = modules.names_by_id(self.parts.model)
-        state, homes = self.parts.state_of(self._part, names), _Homes(optimizer, found)
+        state, homes = self._state(names), _Homes(optimizer, found)
         own = {key: dict(each) if isinstance(each, Mapping) else each for key, each in found["state"].items()}
         indices = {names[key]: index for key, index in homes.indices.items() if key in names}
         for average, saved in state["averages"].items():
             for kind in _TENSORS:
-                for name, tensor in saved[kind].items():
+                for name, tensor in saved.get(kind, {}).items():
                     index = homes.carrier if kind == "buffers" else indices.get(name, homes.carrier)
                     own.setdefault(index, {})[f"{_PREFIX}{quote(average, safe='')}/{kind}/{name}"] = tensor
         text = json.dumps(_numbers(state) | {"optimizer_steps": _steps(found)})
@@ -140,6 +140,29 @@ class OptimizerState:
         groups = list(found["param_groups"])
         groups[homes.group] = {**groups[homes.group], _KEY: text, **facts}
         return {**found, "state": own, "param_groups": groups}
+
+    def _state(self, names: dict[int, str]) -> State:
+        """Return the state of the averages of this optimizer, as a Belay of this one alone would have it.
+
+        `names` are those of the parameters now, by id. Weights that changed without a step are not warned of: those of
+        a model that is being loaded have.
+        """
+        part, parts = self._part, self.parts
+        parts.wait()
+        if parts.member.settled_swap() is None:
+            part.averages.refresh_names(names)
+            part.averages.fit_buffers()
+        parts.warn_of_torn()
+        averages = part.averages.saved(parts.member.swap, part.stepper.memories)
+        return {
+            "format": checkpoint.FORMAT,
+            "step": part.clock.count,
+            "ahead": 0,
+            "began": int(part.averages.began),
+            "options": part.options.saved(),
+            "made_with": checkpoint.made_with(averages, part.options),
+            "averages": averages,
+        }
 
     # Loading -----------------------------------------------------------------------------------------------------
 
@@ -187,6 +210,7 @@ class OptimizerState:
         state, self._loading = self._loading, None
         if state is not None:
             self._part.load(self._checked(state))
+            self.parts.live.follow(moved=True)
 
 
 class _Homes:
