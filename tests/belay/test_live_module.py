@@ -488,6 +488,39 @@ def test_weights_that_it_shares_with_the_model_are_the_models_own_inside_average
     assert_is(made, belay)
 
 
+def test_a_module_that_is_made_inside_averaged_of_another_average_is_right_after_it() -> None:
+    """What it shares with the model lies elsewhere inside the block."""
+    for entered in ("all", "average"):
+        model = with_batchnorm()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, lambda name, p: EMA if name[0] == "0" else None, spectators={"all": EMA})
+        train(model, optimizer, 2)
+        with belay.averaged(entered):
+            made = {name: belay.module(name) for name in ("average", "all")}
+            torch.optim.swa_utils.update_bn([batch(1), batch(2)], model)
+            assert_is(made["average"], belay, buffers=entered == "all")
+        for name in ("average", "all"):
+            assert_is(made[name], belay, name)
+        assert shared(made["average"][3].bias, model[3].bias)
+        train(model, optimizer, 1, first=2)
+        for name in ("average", "all"):
+            assert_is(made[name], belay, name)
+
+
+def test_steps_look_closer_only_if_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model, optimizer, belay = attached(EMA, model=with_batchnorm().to(dtype), buffers="average")
+        made = belay.module()
+        train(model, optimizer, 1, first=9)  # the first step forms cohorts
+        looks = seams.looks(monkeypatch)
+        train(model, optimizer, 3)
+        assert looks.count == 0
+        made.double()
+        train(model, optimizer, 3, first=3)
+        assert looks.count == 1
+        assert_is(made.to(dtype), belay, buffers=False)
+
+
 def test_buffers_that_update_bn_found_inside_averaged_become_the_modules_until_the_next_step() -> None:
     model, optimizer, belay = attached(EMA, model=with_batchnorm())
     made = belay.module()

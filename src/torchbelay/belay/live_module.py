@@ -7,7 +7,7 @@ may move or cast the module: then it is a copy that every step renews, until dev
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -23,7 +23,7 @@ from .live_buffers import renew_buffers
 from .live_snapshot import Snapshot
 from .models import Loose
 from .options import Options
-from .replica import Memo, Part, Replica, replicated, without_graphs
+from .replica import Memo, Part, Replica, held, replicated, without_graphs
 from .shard import is_sharded, local, reshard
 
 
@@ -75,7 +75,7 @@ class LiveModule:
 
     def is_alive(self) -> bool:
         """Whether somebody holds the module, or a part of it."""
-        return bool(self._replica.parts())
+        return self._replica.is_alive()
 
     def contains(self, module: nn.Module) -> bool:
         """Whether one of the module's parts is a part of this one too."""
@@ -92,13 +92,14 @@ class LiveModule:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def follow(self, *, moved: bool, first: bool = False) -> None:
+    def follow(self, *, moved: bool, part: WholeAverage | None = None, first: bool = False) -> None:
         """Let the module be what the average is now.
 
-        `moved`: weights or averages may have been written to. `first`: buffers that are copied once are copied now.
+        `moved`: weights or averages may have been written to; only this `part` of the average, if it is given. `first`:
+        buffers that are copied once are copied now.
         """
         own = company.own_tensors()
-        parameters = None if self._known is None or own else self._known.renew()
+        parameters = None if self._known is None or own else self._known.renew(part)
         if parameters is None:
             parameters = self._look(own, first=first)
         if moved:
@@ -116,7 +117,7 @@ class LiveModule:
         binding = _Binding(self._origin.options.home)
         for part, made in parts:
             for key, p in part.model._parameters.items():
-                q = _held(made._parameters, key)
+                q = held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(p) and not is_lazy(q):
                     binding.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
         writes = binding.carry_out(self._origin.regroup)
@@ -138,7 +139,7 @@ class LiveModule:
         known: Memo = {}
         for part, made in parts:
             for key, p in part.model._parameters.items():
-                q = _held(made._parameters, key)
+                q = held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(q):
                     known[id(p)] = q
         try:
@@ -222,13 +223,6 @@ class _Binding:
         if self._adopted:
             regroup()
         return self._steady
-
-
-def _held(slots: Any, key: str) -> Any:
-    try:
-        return slots[key]  # a scripted module's has no get()
-    except KeyError:
-        return None
 
 
 def _has_address(p: Tensor) -> bool:
