@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import optim
+    from . import optim, snapshots
     from .belay import Belay
     from .physics import methods
     from .physics.coupling import Coupling
@@ -27,6 +27,7 @@ __all__ = [
     "UnstableSpringWarning",
     "methods",
     "optim",
+    "snapshots",
 ]
 
 # Where the public names live, and the modules that are attributes of the package.
@@ -45,6 +46,7 @@ _MODULES = {
     "optim": "torchbelay.optim",
     "options": "torchbelay.options",
     "physics": "torchbelay.physics",
+    "snapshots": "torchbelay.snapshots",
     "testing": "torchbelay.testing",
 }
 
