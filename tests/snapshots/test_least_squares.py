@@ -17,7 +17,7 @@ from torchbelay.snapshots.least_squares import (
     matrix,
 )
 from torchbelay.snapshots.profiles import filter_of, point_weights, profile
-from torchbelay.snapshots.targets import life_of, window
+from torchbelay.snapshots.targets import aim_at, window
 
 STEPS = 300
 
@@ -28,7 +28,7 @@ def lives() -> dict[str, Life]:
         "ema, late": Life(filter_of(tb.methods.ema(0.95), STEPS - 70), 70),
         "swa, last": Life(filter_of(tb.methods.swa(), 40), STEPS - 40),
         "velocities": Life(filter_of(tb.Spring(k=1.0, m1=30.0, m2=60.0, c1=5.0, c2=10.0), STEPS), 0),
-        "imagined": Life(filter_of(tb.Spring(k=1.0, m1=30.0, m2=60.0), STEPS, part_of_run=False), 0),
+        "pulled": Life(filter_of(tb.Spring(k=1.0, m1=30.0, m2=60.0), STEPS), 0),
     }
 
 
@@ -36,7 +36,7 @@ def mixed() -> list[Column]:
     found = [Column(None, step) for step in (0, 1, 33, STEPS)]
     for name, life in lives().items():
         found += [Column(life, step) for step in (60, 70, 71, 150, 290, STEPS)]
-        if name == "imagined":
+        if name == "pulled":
             found += [Column(life, 150, state=1), Column(life, STEPS, state=1)]
     return found
 
@@ -63,7 +63,7 @@ def test_the_small_matrix_has_the_inner_products_of_the_profiles(norm: str) -> N
 
 def test_the_best_combination_with_sum_one_is_found() -> None:
     columns = [Column(life, step) for life in list(lives().values())[:2] for step in range(75, STEPS + 1, 25)]
-    target = Column(life_of(window(60), STEPS), STEPS)
+    target = Column(aim_at(window(60), STEPS).life, STEPS)
     small, whole = matrix([*columns, target]), dense([*columns, target], "updates")
     x, condition = combine(small[:, :-1], small[:, -1])
     assert float(x.sum()) == pytest.approx(1.0, abs=1e-12)
@@ -128,7 +128,7 @@ def test_many_steps_approach_the_published_solution() -> None:
             life = Life(filter_of(tb.methods.power_ema(sigma_rel=sigma), steps), 0)
             snapshots += [Column(life, steps * k // 4) for k in range(1, 5)]
             times += [(float(steps * k // 4), tb.methods.power_ema(sigma_rel=sigma).exponent) for k in range(1, 5)]
-        target = Column(life_of(tb.methods.power_ema(sigma_rel=0.08), steps), steps)
+        target = Column(aim_at(tb.methods.power_ema(sigma_rel=0.08), steps).life, steps)
         small = matrix([*snapshots, target], "profile")
         gamma = tb.methods.power_ema(sigma_rel=0.08).exponent
         difference = combine_profiles(small[:, :-1], small[:, -1]).weights
@@ -154,7 +154,7 @@ def test_a_million_steps_are_a_matter_of_seconds() -> None:
     steps, count = 1_000_000, 100
     power = [Life(filter_of(tb.methods.power_ema(sigma_rel=s), steps), 0) for s in (0.05, 0.10)]
     columns = [Column(life, steps * (k + 1) // count) for life in power for k in range(count)]
-    target, weights = Column(life_of(tb.methods.ema(half_life=20_000.0), steps), steps), Column(None, steps)
+    target, weights = Column(aim_at(tb.methods.ema(half_life=20_000.0), steps).life, steps), Column(None, steps)
     small = matrix([*columns, target, weights])
     x, _ = combine(small[:, :-2], small[:, -2])
     error = (small[:, :-2] @ x - small[:, -2]).norm() / (small[:, -2] - small[:, -1]).norm()
@@ -166,7 +166,7 @@ def test_64_snapshots_of_two_power_functions_rebuild_the_mean_of_1000_steps() ->
     steps = 4000
     power = [Life(filter_of(tb.methods.power_ema(sigma_rel=s), steps), 0) for s in (0.05, 0.10)]
     columns = [Column(life, 125 * k) for life in power for k in range(1, 33)]
-    small = matrix([*columns, Column(life_of(window(1000), steps), steps), Column(None, steps)])
+    small = matrix([*columns, Column(aim_at(window(1000), steps).life, steps), Column(None, steps)])
     x, condition = combine(small[:, :-2], small[:, -2])
     error = float((small[:, :-2] @ x - small[:, -2]).norm() / (small[:, -2] - small[:, -1]).norm())
     assert error == pytest.approx(1.87e-4, rel=0.01)

@@ -1,8 +1,5 @@
 """Profiles: what every average holds of every update, against the family's equations stepped number by number."""
 
-import itertools
-import warnings
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +8,17 @@ import torchbelay as tb
 from helpers.methods_under_test import METHODS
 from torchbelay.physics.coupling import Inertia
 from torchbelay.physics.method import Method
-from torchbelay.snapshots.profiles import Filter, couplings, filter_of, point_weights, profile, respond
+from torchbelay.snapshots.profiles import (
+    Filter,
+    couplings,
+    filter_of,
+    following,
+    lives_of_pair,
+    point_weights,
+    profile,
+    pulls,
+    respond,
+)
 
 STEPS = 40
 KNOWN = {name: make for name, make in METHODS.items() if getattr(make(), "varies", None) in ("never", "step")}
@@ -50,31 +57,59 @@ def draw(steps: int = STEPS) -> Tensor:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_an_average_of_the_run_is_its_profile_times_the_updates_of_the_weights(name: str) -> None:
-    w1, w2 = train(KNOWN[name](), draw())
-    updates = torch.diff(w1, prepend=w1.new_zeros(1))
+def test_average_and_weights_are_their_profiles_times_the_updates(name: str) -> None:
+    updates = draw()
+    w1, w2 = train(KNOWN[name](), updates)
     f = filter_of(KNOWN[name](), STEPS)
     for step in (1, 2, 3, 17, STEPS):
         torch.testing.assert_close(profile(f, 0, step) @ updates[:step], w2[step - 1], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_pair_that_was_not_part_of_the_run_gets_the_same_updates(name: str) -> None:
-    updates = draw()
-    w1, w2 = train(KNOWN[name](), updates)
-    f = filter_of(KNOWN[name](), STEPS, part_of_run=False)
-    torch.testing.assert_close(profile(f, 0, STEPS) @ updates, w2[-1], rtol=1e-12, atol=1e-12)
-    own = profile(f, 0, STEPS, f.own) if f.own >= 0 else torch.ones(STEPS, dtype=torch.float64)
-    torch.testing.assert_close(own @ updates, w1[-1], rtol=1e-12, atol=1e-12)
+        own = profile(f, 0, step, f.own) if f.own >= 0 else profile(None, 0, step)
+        torch.testing.assert_close(own @ updates[:step], w1[step - 1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("every", [2, 3, 7])
 @pytest.mark.parametrize("name", ["ema", "ema, lagged", "power_ema", "belay", "swa"])
 def test_averages_that_couple_every_few_steps_have_their_own_profile(name: str, every: int) -> None:
-    w1, w2 = train(KNOWN[name](), draw(), every)
-    updates = torch.diff(w1, prepend=w1.new_zeros(1))
+    updates = draw()
+    _, w2 = train(KNOWN[name](), updates, every)
     found = profile(filter_of(KNOWN[name](), STEPS, every=every), 0, STEPS) @ updates
     torch.testing.assert_close(found, w2[-1], rtol=1e-12, atol=1e-12)
+
+
+PULLING = [name for name, make in KNOWN.items() if pulls(couplings(make(), STEPS))] + ["spring with velocities"]
+WATCHING = [name for name in KNOWN if not pulls(couplings(KNOWN[name](), STEPS)) and "spring" not in name]
+
+
+@pytest.mark.parametrize("born", [0, 1, 15])
+@pytest.mark.parametrize("watcher", WATCHING)
+@pytest.mark.parametrize("name", PULLING)
+def test_an_average_that_watches_weights_that_are_pulled(name: str, watcher: str, born: int) -> None:
+    updates = draw()
+    w1, _ = train(KNOWN[name](), updates)
+    points = torch.cat([w1.new_zeros(1), w1])
+    w = points[born]
+    method = KNOWN[watcher]()
+    for t in range(1, STEPS - born + 1):
+        c = method.coupling(t, 0.0)
+        before, after = points[born + t - 1], points[born + t]
+        w = w + c.b * (before - w) + c.q * (after - before)
+    run = lives_of_pair([(0, filter_of(KNOWN[name](), STEPS))], STEPS)
+    f = following(couplings(method, STEPS - born), born, run)
+    torch.testing.assert_close(profile(f, 0, STEPS) @ updates, w, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(profile(f, 0, STEPS, f.own) @ updates, w1[-1], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["belay", "lookahead", "spring with velocities"])
+def test_a_pair_that_begins_late_and_begins_again(name: str) -> None:
+    updates = draw()
+    lives = [(4, filter_of(KNOWN[name](), STEPS - 4)), (19, filter_of(KNOWN[name](), STEPS - 19))]
+    first, _ = train(KNOWN[name](), updates[4:19])
+    start = updates[:4].sum() + first[-1]
+    w1, w2 = train(KNOWN[name](), updates[19:])
+    run = lives_of_pair(lives, STEPS)
+    torch.testing.assert_close(profile(run, 0, 19) @ updates[:19], start)  # the average is the weights again
+    torch.testing.assert_close(profile(run, 0, STEPS) @ updates, start + w2[-1])
+    torch.testing.assert_close(profile(run, 0, STEPS, 1) @ updates, start + w1[-1])
 
 
 def test_before_its_birth_an_average_is_the_weights() -> None:
@@ -135,17 +170,6 @@ def test_a_method_that_needs_the_learning_rate_has_no_profile_of_its_own(name: s
         filter_of(METHODS[name](), 10)
 
 
-def test_a_coupling_that_ignores_the_updates_is_refused() -> None:
-    class Still:
-        varies = "never"
-
-        def coupling(self, step: int, lr: float) -> tb.Coupling:
-            return tb.Coupling(0.5, 0.5, 0.0, 0.0)
-
-    with pytest.raises(ValueError, match="p = 0"):
-        filter_of(Still(), 3)
-
-
 def test_a_method_of_ones_own_that_says_when_it_varies_has_a_profile() -> None:
     class Alternating:
         varies = "step"
@@ -163,9 +187,8 @@ def test_a_method_of_ones_own_that_says_when_it_varies_has_a_profile() -> None:
 def test_nothing_is_written_in_the_default_dtype() -> None:
     torch.set_default_dtype(torch.float16)
     try:
-        for method, part in itertools.product((tb.methods.power_ema(1.0), tb.Spring(1.0, 10.0, 20.0)), (True, False)):
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                assert profile(filter_of(method, 5, part_of_run=part), 0, 5).dtype == torch.float64
+        run = lives_of_pair([(1, filter_of(tb.Spring(1.0, 10.0, 20.0), 4))], 5)
+        for f in (filter_of(tb.methods.power_ema(1.0), 5), run, following(couplings(tb.methods.swa(), 3), 2, run)):
+            assert profile(f, 0, 5).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)

@@ -9,7 +9,7 @@ import torchbelay as tb
 from helpers.methods_under_test import METHODS
 from torchbelay.physics.identity import describe
 from torchbelay.snapshots.profiles import profile
-from torchbelay.snapshots.targets import check, decay, label, life_of, parse, parse_family, window
+from torchbelay.snapshots.targets import aim_at, check, decay, label, parse, parse_family, window
 
 SPRINGS = {
     "ema spring": lambda: tb.Spring.ema(decay=0.9),
@@ -93,7 +93,7 @@ def test_what_is_not_a_target_is_refused() -> None:
 def test_a_window_is_the_mean_of_the_last_weights() -> None:
     walk = torch.randn(30, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     w1 = walk.cumsum(0)
-    mean = life_of(window(12), at=30)
+    mean = aim_at(window(12), 30).life
     torch.testing.assert_close(profile(mean.filter, mean.born, 30) @ walk, w1[-12:].mean())
 
 
@@ -112,15 +112,15 @@ def test_a_decay_is_a_run_whose_last_updates_shrink(shape: str) -> None:
         weight.grad = -u
         optimizer.step()
         scheduler.step()
-    ended = life_of(decay(12, shape), at=30)
+    ended = aim_at(decay(12, shape), 30).life
     torch.testing.assert_close(profile(ended.filter, ended.born, 30) @ updates, weight.detach())
 
 
 def test_a_linear_decay_is_a_window() -> None:
-    one, other = life_of(decay(20), at=50), life_of(window(20), at=50)
+    one, other = aim_at(decay(20), 50).life, aim_at(window(20), 50).life
     torch.testing.assert_close(profile(one.filter, one.born, 50), profile(other.filter, other.born, 50))
 
 
 def test_more_steps_than_the_run_had_are_refused() -> None:
     with pytest.raises(ValueError, match="asks for more steps than the 10"):
-        life_of(window(11), at=10)
+        aim_at(window(11), 10)

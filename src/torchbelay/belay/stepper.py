@@ -1,5 +1,6 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -48,6 +49,7 @@ class Stepper:
         self.swap: Swap | None = None  # the model holds an average at present
         self.carried = False  # whether the optimizer took the averages along in the last step
         self.stepped = False  # whether a step has been seen
+        self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
         self.successors: WeakSet[company.Member] = WeakSet()
         self._attached = False
         self._hooks: StepHooks | None = None
@@ -228,6 +230,8 @@ class Stepper:
         self._state = Idle()
         if not self._averages.began:
             self._averages.begin_when_due()  # if that is stopped, they begin after the next step
+        for observe in self.observers:
+            observe(work)
 
     # What others ask of it ---------------------------------------------------------------------------------------
 

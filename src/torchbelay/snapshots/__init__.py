@@ -4,6 +4,8 @@ Nothing here needs a whole model in memory besides the one that is trained.
 """
 
 from .opening import open_checkpoint
+from .recorder import Recorder, defaults
+from .synthesis import Synthesis, synthesize
 from .targets import decay, window
 
-__all__ = ["decay", "open_checkpoint", "window"]
+__all__ = ["Recorder", "Synthesis", "decay", "defaults", "open_checkpoint", "synthesize", "window"]

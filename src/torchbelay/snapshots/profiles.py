@@ -1,20 +1,21 @@
-"""Impulse responses: how much of each update of the weights an average holds.
+"""Impulse responses: how much of each update of the optimizer an average holds.
 
-An update d_s is what the weights moved by in step s (if the average pulls them, its pull included). Every average of
-the family is linear in the updates:
+Every average of the family is linear in the updates u_s of the optimizer:
 
-    w2(T) = w_init + Σ_s P(s, T)·d_s
+    w2(T) = w_init + Σ_s P(s, T)·u_s
 
-P is its profile. The weights themselves have P = 1. The distance y = w2 − w1 obeys y' = F·y + g·d, from 0 at the birth
-of the average on, so that P − 1 is the impulse response of this filter. With the coupling (a, b, p, q) of the step,
-d = a·y + p·u, and therefore
+P is its profile. A filter says how w2 is left behind by z = w_init + Σu, which has the profile 1 and is the weights
+themselves if nothing pulls them. With y = w2 − z
 
-    F = 1 − b − a·q/p        g = q/p − 1
+    y' = F·y + g·u        P − 1 is the impulse response
 
-A spring with velocities adds them to the state. No weight is read here.
+For an average that only watches, F = 1 − b and g = q − 1. If an average pulls, the weights and it are a pair, with two
+numbers in the state, and with velocities up to four; an average that watches such weights has that pair in its state.
+No weight is read here.
 """
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -25,14 +26,16 @@ from torchbelay.belay.cohort import compounded, inertias, varies
 from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.method import Law, Method, Remembers
 
+Swings = tuple[Inertia | None, Inertia | None]
+
 _STILL = Inertia(carry=0.0, stay=0.0, pull=0.0, push=0.0)  # of a mass without a velocity
 _REST = (0.0, 0.0, 1.0, 0.0)
 
 
 class Filter(NamedTuple):
-    """y' = F·y + g·d for each step after the birth of an average; the first number of y is w2 − w1.
+    """y' = F·y + g·u for the steps after a birth; the first number of y is the average, `own` the weights beside it.
 
-    `own` is the number of y that is the weights beside this average, less those of the run; -1 if these are the same.
+    `own` is -1 if these weights are z.
     """
 
     transition: Tensor  # F: (steps, n, n)
@@ -108,38 +111,15 @@ def _lawful(law: Law, steps: int) -> Tensor:
 # Filters ------------------------------------------------------------------------------------------------------------
 
 
-def recorded(numbers: Tensor, swings: tuple[Inertia | None, Inertia | None] = (None, None)) -> Filter:
-    """Return the filter of an average that was part of the run, by the couplings (steps, 4) of its steps.
+def watching(numbers: Tensor) -> Filter:
+    """Return the filter of an average of weights that nothing pulls, by the couplings (steps, 4) of its steps."""
+    _, b, _, q = numbers.unbind(1)
+    return Filter((1 - b)[:, None, None], (q - 1)[:, None])
 
-    The updates of the run contain its pull, if it pulls.
-    """
+
+def pair(numbers: Tensor, swings: Swings = (None, None)) -> Filter:
+    """Return the filter of an average and the weights that it pulls: the state is (w2, w1, v1, v2), less z."""
     a, b, p, q = numbers.unbind(1)
-    if bool((p == 0).any()):
-        raise ValueError("a coupling with p = 0 ignores the updates: the profile of its average is not defined")
-    if swings == (None, None):
-        return Filter((1 - b - a * q / p)[:, None, None], (q / p - 1)[:, None])
-    one, two = (each or _STILL for each in swings)
-    # u = (d − a·y − carry1·v1)/p; the state is (y, v1, v2)
-    zero = torch.zeros_like(a)
-    by_y, by_v1, by_d = -a / p, -one.carry / p, 1 / p
-    rows = [
-        [1 - b + q * by_y, q * by_v1, zero + two.carry],
-        [one.pull + one.push * by_y, one.stay + one.push * by_v1, zero],
-        [-two.pull + two.push * by_y, two.push * by_v1, zero + two.stay],
-    ]
-    gain = [q * by_d - 1, one.push * by_d, two.push * by_d]
-    return Filter(torch.stack([torch.stack(row, 1) for row in rows], 1), torch.stack(gain, 1))
-
-
-def imagined(numbers: Tensor, swings: tuple[Inertia | None, Inertia | None] = (None, None)) -> Filter:
-    """Return the filter of a pair of weights and average that gets the updates of a run which it was not part of.
-
-    Both are told by their distance from the weights of the run: the state is (w2 − w1 of the run, w1 − w1 of the run),
-    then the velocities. If the average only watches, its own weights are those of the run.
-    """
-    a, b, p, q = numbers.unbind(1)
-    if swings == (None, None) and bool((a == 0).all() and (p == 1).all()):
-        return recorded(numbers)
     one, two = (each or _STILL for each in swings)
     zero = torch.zeros_like(a)
     rows = [
@@ -153,16 +133,61 @@ def imagined(numbers: Tensor, swings: tuple[Inertia | None, Inertia | None] = (N
     return Filter(torch.stack([torch.stack(row[:n], 1) for row in rows[:n]], 1), torch.stack(gain[:n], 1), own=1)
 
 
-def filter_of(method: Method, steps: int, *, every: int = 1, part_of_run: bool = True) -> Filter:
-    """Return the filter of the first steps of a method that does not need learning rates.
+def pulls(numbers: Tensor, swings: Swings = (None, None)) -> bool:
+    """Whether an average with these couplings changes the weights."""
+    return bool((numbers[:, 0] != 0).any() or (numbers[:, 2] != 1).any()) or swings[0] is not None
+
+
+def following(numbers: Tensor, born: int, run: Filter) -> Filter:
+    """Return the filter, from step 1 on, of an average that watches weights which a `run` of pairs pulls.
+
+    The state is (average, w1, and the rest of the run's). Until its birth the average is w1. Then, with the update
+    d = w1' − w1 of the weights, w' = w + b·(w1 − w) + q·d.
+    """
+    steps, n = run.gain.shape
+    _, b, _, q = torch.cat([torch.zeros(born, 4, dtype=torch.float64), numbers])[:steps].unbind(1)
+    order = [run.own, *(i for i in range(n) if i != run.own)]
+    inner, gain = run.transition[:, order][:, :, order], run.gain[:, order]
+    whole = torch.zeros(steps, n + 1, n + 1, dtype=torch.float64)
+    whole[:, 1:, 1:] = inner
+    whole[:, 0, 0] = 1 - b
+    whole[:, 0, 1:] = q[:, None] * inner[:, 0]
+    whole[:, 0, 1] += b - q
+    first = q * gain[:, 0] + q - 1
+    whole[:born, 0, 0], whole[:born, 0, 1:], first[:born] = 0.0, inner[:born, 0], gain[:born, 0]
+    return Filter(whole, torch.cat([first[:, None], gain], 1), own=1)
+
+
+def lives_of_pair(lives: Sequence[tuple[int, Filter]], steps: int) -> Filter:
+    """Return the filter of a pair, from step 1 on, that began after each of some steps as a copy of the weights.
+
+    >>> from torchbelay.physics.methods import lookahead
+    >>> run = lives_of_pair([(2, pair(couplings(lookahead(k=2), 4)))], steps=6)
+    >>> [profile(run, 0, t, state=1).tolist() for t in (2, 6)]  # of the weights
+    [[1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]]
+    """
+    n = lives[0][1].size
+    transition = torch.eye(n, dtype=torch.float64).repeat(steps, 1, 1)
+    gain = torch.zeros(steps, n, dtype=torch.float64)
+    for born, life in lives:
+        stop = min(steps, born + len(life.gain))
+        transition[born:stop], gain[born:stop] = life.transition[: stop - born], life.gain[: stop - born]
+        if 0 < born <= steps:  # at the end of that step the average is the weights, and velocities are 0
+            transition[born - 1, 0], gain[born - 1, 0] = transition[born - 1, 1], gain[born - 1, 1]
+            transition[born - 1, 2:], gain[born - 1, 2:] = 0.0, 0.0
+    return Filter(transition, gain, own=1)
+
+
+def filter_of(method: Method, steps: int, *, every: int = 1) -> Filter:
+    """Return the filter of the first steps of a method that does not need learning rates, with weights of its own.
 
     >>> from torchbelay.physics.methods import ema
-    >>> watching = filter_of(ema(0.75), 2)
-    >>> watching.transition.flatten().tolist(), watching.gain.flatten().tolist()
+    >>> f = filter_of(ema(0.75), 2)
+    >>> f.transition.flatten().tolist(), f.gain.flatten().tolist()
     ([0.75, 0.75], [-0.75, -0.75])
     """
-    make = recorded if part_of_run else imagined
-    return make(couplings(method, steps, every=every), inertias(method))
+    numbers, swings = couplings(method, steps, every=every), inertias(method)
+    return pair(numbers, swings) if pulls(numbers, swings) or any(swings) else watching(numbers)
 
 
 # Responses ----------------------------------------------------------------------------------------------------------
@@ -196,7 +221,7 @@ def respond(f: Filter) -> tuple[Tensor, Tensor]:
 
 
 def profile(f: Filter | None, born: int, step: int, state: int = 0) -> Tensor:
-    """Return P(s) for s = 1 … step, of an average that was born after step `born`; None is the weights themselves.
+    """Return P(s) for s = 1 … step, of an average that was born after step `born`; None is z.
 
     >>> from torchbelay.physics.methods import swa
     >>> profile(filter_of(swa(), 4), 0, 4).tolist()  # the mean of w1(1) … w1(4)

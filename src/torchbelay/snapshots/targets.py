@@ -9,17 +9,19 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
+from torchbelay.belay.cohort import inertias
 from torchbelay.physics import arguments, methods
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, uncalled
 from torchbelay.physics.spring import Spring
 
 from .least_squares import Life
-from .profiles import Filter, filter_of
+from .profiles import Swings, couplings, pair, pulls, watching
 
 Shape = Literal["linear", "cosine", "1-sqrt"]
 
@@ -31,7 +33,7 @@ class window:
     P(s) = (T − s + 1)/n over the last n steps, and 1 before them.
 
     >>> from torchbelay.snapshots.profiles import profile
-    >>> mean = life_of(window(4), at=6)
+    >>> mean = aim_at(window(4), 6).life
     >>> profile(mean.filter, mean.born, 6).tolist()
     [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
@@ -58,7 +60,7 @@ class decay:
     Reference: Tian et al., "WSM: decay-free learning rate schedule via checkpoint merging for LLM pre-training", 2025.
 
     >>> from torchbelay.snapshots.profiles import profile
-    >>> ended = life_of(decay(4, "cosine"), at=5)
+    >>> ended = aim_at(decay(4, "cosine"), 5).life
     >>> [round(x, 3) for x in profile(ended.filter, ended.born, 5).tolist()]
     [1.0, 1.0, 0.854, 0.5, 0.146]
     """
@@ -83,21 +85,40 @@ _TARGETS: dict[str, Callable[..., Target]] = {
 }
 
 
-def life_of(target: Target, at: int, *, part_of_run: bool = False) -> Life:
-    """Return the filter of a target at a step, and its birth.
+class Aim(NamedTuple):
+    """A target at a step: the couplings of its steps, (steps, 4), its velocities, and the steps before its birth."""
 
-    A method begins with the run, as a copy of its first weights. If it pulls, its weights are not those of the run
-    unless it was `part_of_run`: it gets the same updates, not the gradients that it would have met.
-    """
-    if isinstance(target, window | decay):
-        if target.steps > at:
-            raise ValueError(f"{target} asks for more steps than the {at} that the run had by then; give fewer steps")
-        if isinstance(target, window):
-            return Life(filter_of(methods.swa(), target.steps), at - target.steps)
-        x = torch.arange(target.steps, dtype=torch.float64) / target.steps
-        left = {"linear": 1 - x, "cosine": (1 + torch.cos(math.pi * x)) / 2, "1-sqrt": 1 - x.sqrt()}[target.shape]
-        return Life(Filter(torch.ones(target.steps, 1, 1, dtype=torch.float64), (left - 1)[:, None]), at - target.steps)
-    return Life(filter_of(target, at, part_of_run=part_of_run), 0)
+    numbers: Tensor
+    swings: Swings
+    born: int
+
+    @property
+    def pulls(self) -> bool:
+        """Whether the target changes the weights."""
+        return pulls(self.numbers, self.swings)
+
+    @property
+    def life(self) -> Life:
+        """The target in a run that nothing pulls; if it pulls itself, with weights of its own."""
+        if self.pulls or any(self.swings):
+            return Life(pair(self.numbers, self.swings), self.born)
+        return Life(watching(self.numbers), self.born)
+
+
+def aim_at(target: Target, at: int) -> Aim:
+    """Return a target at a step. A method begins with the run, as a copy of its first weights."""
+    if not isinstance(target, window | decay):
+        return Aim(couplings(target, at), inertias(target), 0)
+    n = target.steps
+    if n > at:
+        raise ValueError(f"{target} asks for more steps than the {at} that the run had by then; give fewer steps")
+    if isinstance(target, window):
+        return Aim(couplings(methods.swa(), n), (None, None), at - n)
+    x = torch.arange(n, dtype=torch.float64) / n
+    left = {"linear": 1 - x, "cosine": (1 + torch.cos(math.pi * x)) / 2, "1-sqrt": 1 - x.sqrt()}[target.shape]
+    # it takes the share q of every update and does not follow the weights
+    numbers = torch.stack([torch.zeros_like(x), torch.zeros_like(x), torch.ones_like(x), left], 1)
+    return Aim(numbers, (None, None), at - n)
 
 
 def label(target: Target) -> str:

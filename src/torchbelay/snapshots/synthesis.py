@@ -1,0 +1,250 @@
+"""Make an average after training, as a combination of snapshots of others, with an error that is known in advance.
+
+Weights are read only when tensors are asked for, one tensor at a time.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from torchbelay._version import __version__
+from torchbelay.belay.files import replacing
+from torchbelay.physics import arguments
+
+from .checkpoint import Checkpoint, TensorInfo
+from .folder import Folder, Snapshot
+from .layouts.safetensors import SafetensorsWriter
+from .least_squares import Norm
+from .opening import open_checkpoint
+from .solution import Part, Solver
+from .targets import Target, check, label
+
+_CHUNK = 1 << 22  # elements that are summed at a time
+_MOST_OPEN = 200  # files; with more, each is closed after it was read
+
+
+@dataclass(frozen=True, eq=False)
+class Synthesis:
+    """An average that was not trained along: the weights of the snapshots that make it, and how good it is.
+
+    `predicted_error` is the expected distance from the average that would have been trained along, relative to its
+    distance from the weights, ‖w2 − w1‖, if the updates of the run are white: of equal size and uncorrelated. It is
+    known before any weight is read. If tensors have different solutions, it is that of the worst.
+    """
+
+    folder: Folder
+    target: Target
+    at: int
+    norm: Norm
+    parts: tuple[Part, ...]
+    copied: Mapping[str, Snapshot] = field(repr=False)  # buffers, and the snapshot that they are taken from
+
+    @property
+    def weights(self) -> dict[tuple[str | None, int], float]:
+        """The weight of each snapshot, by the name of its average (None: the weights) and its step.
+
+        If tensors have different solutions, this is that of most tensors; `parts` has all.
+        """
+        part = max(self.parts, key=lambda each: len(each.names))
+        pairs = zip(part.snapshots, part.weights.tolist(), strict=True)
+        return {(snapshot.average, snapshot.step): weight for snapshot, weight in pairs}
+
+    @property
+    def predicted_error(self) -> float:
+        """The expected error under white updates, relative to ‖w2 − w1‖."""
+        return max(part.predicted_error for part in self.parts)
+
+    @property
+    def condition(self) -> float:
+        """The condition number of the system that was solved."""
+        return max(part.condition for part in self.parts)
+
+    def profiles(self) -> tuple[Tensor, Tensor]:
+        """Return P of the target and of what is made of the snapshots, for every update up to the step."""
+        return max(self.parts, key=lambda each: len(each.names)).profiles()
+
+    # Tensors -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def infos(self) -> dict[str, TensorInfo]:
+        """The names, dtypes and shapes of all tensors, without reading them."""
+        found: dict[str, TensorInfo] = {}
+        for part in self.parts:
+            last = part.snapshots[-1]
+            with last.open() as file:
+                for name in part.names:
+                    dtype = getattr(torch, last.dtypes[name]) if name in last.dtypes else file.dtype(name)
+                    found[name] = TensorInfo(dtype, file.tensors[name].shape)
+        for snapshot in {id(each): each for each in self.copied.values()}.values():
+            with snapshot.open() as file:
+                found |= {name: file.tensors[name] for name in self.copied if self.copied[name] is snapshot}
+        if self.folder.rest is not None:
+            with open_checkpoint(self.folder.rest) as file:
+                found |= {name: info for name, info in file.tensors.items() if name not in found}
+        for name, first in self._tied.items():
+            if first in found:
+                found[name] = found[first]
+        return found
+
+    @property
+    def _tied(self) -> Mapping[str, str]:
+        return self.parts[0].snapshots[-1].tied
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the state dict one by one; memory is needed for one of them and a few MB."""
+        further: dict[str, list[str]] = {}
+        for name, first in self._tied.items():
+            further.setdefault(first, []).append(name)
+        for name, tensor in self._tensors():
+            yield name, tensor
+            for other in further.get(name, ()):
+                yield other, tensor
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        made: set[str] = set()
+        for part in self.parts:
+            files = [snapshot.open() for snapshot in part.snapshots]
+            try:
+                for name in part.names:
+                    made.add(name)
+                    yield name, _combined(name, files, part.weights.tolist(), self.infos[name].dtype)
+            finally:
+                for file in files:
+                    file.close()
+        for name, snapshot in self.copied.items():
+            made.add(name)
+            with snapshot.open() as file:
+                yield name, file.read(name)
+        if self.folder.rest is not None:
+            with open_checkpoint(self.folder.rest) as file:
+                for name in file.names:
+                    if name not in made:
+                        yield name, file.read(name)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the average as the state dict of the plain model; the snapshots are read tensor by tensor."""
+        return dict(self.tensors())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the average as a safetensors file, tensor by tensor, whole or not at all."""
+        about = {
+            "format": "pt",
+            "average": label(self.target),
+            "step": str(self.at),
+            "predicted_error": f"{self.predicted_error:.3g}",
+            "torchbelay": __version__,
+        }
+        with replacing(path) as temporary, SafetensorsWriter(temporary, self.infos, about) as file:
+            for name, tensor in self.tensors():
+                file.write(name, tensor)
+
+    def __str__(self) -> str:
+        count = sum(len(part.snapshots) for part in self.parts[:1])
+        return (
+            f"{label(self.target)} at step {self.at:,} from {count} snapshots: predicted error "
+            f"{self.predicted_error:.2g} of ‖w2 − w1‖, condition number {self.condition:.2g}"
+        )
+
+
+def synthesize(
+    folder: str | os.PathLike[str],
+    target: Target | str,
+    *,
+    at: int | None = None,
+    norm: Norm = "updates",
+    max_error: float = 0.01,
+) -> Synthesis:
+    """Make an average of a run that was recorded, although it was not trained along.
+
+    Args:
+        folder: the folder that a `Recorder` wrote to.
+        target: a method of `torchbelay.methods`, `window(n)`, `decay(n, shape)`, or a text such as
+            "ema(half_life=2000)". Methods begin with the run. A method that pulls the weights is the run's own if it
+            was part of the run; else it gets the run's updates, with a warning: the gradients would have been others.
+        at: the step whose average is made; None for the last one with snapshots.
+        norm: "updates" minimises the predicted error; "profile" the distance of the profiles, as EDM2 does.
+        max_error: refuse a target whose predicted error is larger.
+
+    Buffers are those of the last snapshot: with BatchNorm, call `update_bn`.
+
+    >>> import tempfile
+    >>> import torchbelay as tb
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> belay = tb.Belay(model, optimizer, tb.methods.ema(0.9), spectators=tb.snapshots.defaults())
+    >>> with tb.snapshots.Recorder(belay, tempfile.mkdtemp(), every=5) as recorder:
+    ...     for x in torch.randn(100, 8, 3):
+    ...         optimizer.zero_grad()
+    ...         model(x).square().mean().backward()
+    ...         optimizer.step()
+    >>> found = synthesize(recorder.folder, "window(30)")
+    >>> found.at, found.predicted_error < 0.002, sorted(found.state_dict())
+    (100, True, ['bias', 'weight'])
+    """
+    return synthesize_all(folder, [target], at=at, norm=norm, max_error=max_error)[0]
+
+
+def synthesize_all(
+    folder: str | os.PathLike[str],
+    targets: Sequence[Target | str],
+    *,
+    at: int | None = None,
+    norm: Norm = "updates",
+    max_error: float | None = 0.01,
+) -> list[Synthesis]:
+    """Make several averages of a run; without a `max_error`, no target is refused."""
+    arguments.one_of("norm", norm, get_args(Norm))
+    if max_error is not None:
+        arguments.number("max_error", max_error, low=0)
+    found = Folder(folder)
+    if found.last < 0:
+        raise ValueError(f"folder={os.fspath(folder)!r} holds no snapshots; give the folder of a Recorder")
+    step = found.last if at is None else arguments.whole("at", at, low=1)
+    if not found.steps[0] <= step <= found.last:
+        raise ValueError(
+            f"at={step}: the snapshots in {os.fspath(folder)!r} are of the steps {found.steps[0]} to {found.last}; "
+            "choose a step among them"
+        )
+    wanted = [check(target) for target in targets]
+    solver = Solver(found, step)
+    results = [Synthesis(found, target, step, norm, solver.solve(target, norm), solver.copied) for target in wanted]
+    for result in results:
+        if max_error is not None and not result.predicted_error <= max_error:
+            raise ValueError(_refusal(result, max_error))
+    return results
+
+
+def _refusal(result: Synthesis, max_error: float) -> str:
+    steps = result.folder.steps
+    near = min(steps, key=lambda step: abs(step - result.at))
+    cure = "record more snapshots, or averages whose memory is closer to the target's"
+    if near != result.at:
+        cure = f"choose at={near}, which has snapshots, or record more of them"
+    return (
+        f"the predicted error of {label(result.target)} at step {result.at} is {result.predicted_error:.2g} of the "
+        f"distance ‖w2 − w1‖, and max_error={max_error:g}: {cure}; to take it as it is, raise max_error"
+    )
+
+
+def _combined(name: str, files: Sequence[Checkpoint], weights: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """Return Σ x·tensor over files, summed in float64 and rounded once."""
+    info = files[-1].tensors[name]
+    wide = torch.complex128 if info.dtype.is_complex else torch.float64
+    result = torch.empty(info.numel, dtype=dtype)
+    size = _CHUNK if all(file.sliceable for file in files) else max(info.numel, 1)
+    for start in range(0, info.numel, size):
+        stop = min(start + size, info.numel)
+        total = torch.zeros(stop - start, dtype=wide)
+        for file, weight in zip(files, weights, strict=True):
+            piece = torch.empty(stop - start, dtype=file.dtype(name))
+            file.read_into(name, start, piece)
+            if len(files) > _MOST_OPEN:
+                file.close()
+            total.add_(piece.to(wide), alpha=weight)
+        result[start:stop] = total.to(dtype)
+    return result.view(info.shape)
