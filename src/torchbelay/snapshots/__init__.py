@@ -1,8 +1,11 @@
 """After training: weights that lie in files, read and written tensor by tensor.
 
-No formula of a method lives here, and nothing here needs a whole model in memory.
+Nothing here needs a whole model in memory, and no formula of a method lives here.
 """
 
+from .greedy import Soup, greedy
+from .merger import Merged, merge
 from .opening import open_checkpoint
+from .weights import merge_weights
 
-__all__ = ["open_checkpoint"]
+__all__ = ["Merged", "Soup", "greedy", "merge", "merge_weights", "open_checkpoint"]

@@ -90,7 +90,7 @@ class Checkpoint(ABC):
     def read(self, name: str) -> Tensor:
         """Read a tensor into new memory of the host."""
         info = self.tensors[name]
-        flat = torch.empty(info.numel, dtype=info.dtype)
+        flat = torch.empty(info.numel, dtype=info.dtype, device="cpu")
         self.read_into(name, 0, flat)
         return flat.view(info.shape)
 

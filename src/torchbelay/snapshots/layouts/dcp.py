@@ -46,7 +46,7 @@ class DcpCheckpoint(Checkpoint):
 
     def read(self, name: str) -> Tensor:
         """Read a tensor into new memory of the host."""
-        tensor = torch.empty(self.shape(name), dtype=self.dtype(name))
+        tensor = torch.empty(self.shape(name), dtype=self.dtype(name), device="cpu")
         self.fetch({self.entries[name]: tensor})
         return tensor
 
@@ -121,7 +121,7 @@ class _Folder(Output):
     def __init__(self, like: DcpCheckpoint, destination: Path) -> None:
         self.like = like
         self.destination = destination
-        self.scratch = Scratch(_infos(like), destination.parent)
+        self.scratch = Scratch(_infos(like), destination)
 
     def write(self, name: str, values: Tensor, start: int = 0) -> None:
         """Write elements of a tensor."""
