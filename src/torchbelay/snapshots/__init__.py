@@ -3,9 +3,9 @@
 Nothing here needs a whole model in memory, and no formula of a method lives here.
 """
 
-from .greedy import Soup, greedy
-from .merger import Merged, merge
+from .greedy import greedy
+from .merger import merge
 from .opening import open_checkpoint
 from .weights import merge_weights
 
-__all__ = ["Merged", "Soup", "greedy", "merge", "merge_weights", "open_checkpoint"]
+__all__ = ["greedy", "merge", "merge_weights", "open_checkpoint"]

@@ -63,6 +63,7 @@ class Checkpoint(ABC):
 
     path: Path
     layout: str  # in words
+    files: tuple[Path, ...]  # those that hold the weights
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
     sliceable: bool = True  # a part of a tensor can be read without the rest of it

@@ -132,11 +132,8 @@ class Merge:
         if self.last.beside:
             listed = ", ".join(sorted({*self.last.beside})[:8])
             yield f"entries beside the weights are those of {self.last.path}: {listed}"
-        if self.last.path.is_dir() and (left := left_behind(self.last.path, self._files())):
+        if self.last.path.is_dir() and (left := left_behind(self.last)):
             yield f"not carried along from {self.last.path}: {', '.join(left[:8])}"
-
-    def _files(self) -> list[str]:
-        return [file.name for file in getattr(self.last, "files", ())]
 
     def check(self, out: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Refuse a place that cannot be written to, or that holds something."""

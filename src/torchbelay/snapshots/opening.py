@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from .checkpoint import Checkpoint
@@ -137,10 +136,11 @@ def _companions(folder: Path) -> list[Path]:
     )
 
 
-def left_behind(folder: Path, written: Iterable[str]) -> list[str]:
-    """Return the files with weights or the state of training in a folder that are not among `written`."""
-    names = {*written}
-    return sorted(item.name for item in folder.iterdir() if item.name.endswith(_WEIGHTS) and item.name not in names)
+def left_behind(checkpoint: Checkpoint) -> list[str]:
+    """Return the files with other weights, or with the state of training, in the folders of a checkpoint."""
+    folders = {checkpoint.path, *(file.parent for file in checkpoint.files)}
+    found = [item for folder in folders for item in folder.iterdir() if item.name.endswith(_WEIGHTS)]
+    return sorted(str(item.relative_to(checkpoint.path)) for item in found if item not in checkpoint.files)
 
 
 def _is_torch_file(path: Path) -> bool:

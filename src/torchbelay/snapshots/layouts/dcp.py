@@ -29,6 +29,7 @@ class DcpCheckpoint(Checkpoint):
     def __init__(self, path: Path, key: str | None, companions: Iterable[Path] = ()) -> None:
         self.path = path
         self.layout = "a folder of torch.distributed.checkpoint"
+        self.files = tuple(path.glob("*.distcp"))
         self.metadata: dict[str, str] = {}
         self.reader = FileSystemReader(path)
         self.about = self.reader.read_metadata()
