@@ -63,6 +63,7 @@ class Checkpoint(ABC):
 
     path: Path
     layout: str  # in words
+    files: tuple[Path, ...]  # those that hold the weights
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
     sliceable: bool = True  # a part of a tensor can be read without the rest of it
@@ -90,7 +91,7 @@ class Checkpoint(ABC):
     def read(self, name: str) -> Tensor:
         """Read a tensor into new memory of the host."""
         info = self.tensors[name]
-        flat = torch.empty(info.numel, dtype=info.dtype)
+        flat = torch.empty(info.numel, dtype=info.dtype, device="cpu")
         self.read_into(name, 0, flat)
         return flat.view(info.shape)
 

@@ -1,12 +1,21 @@
 """Bytes of tensors in files, read and written by several threads, and folders that are replaced whole or not at all."""
 
 import ctypes
+import glob
 import os
+import shutil
+import sys
 import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from torch import Tensor
+
+if os.name != "nt":
+    import fcntl
 
 
 def buffer(tensor: Tensor) -> memoryview:
@@ -70,6 +79,80 @@ def write_bytes(file: IO[bytes], data: memoryview) -> None:
     done = 0
     while done < len(data):
         done += file.write(data[done:])
+
+
+@contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a new folder to write to; at the end of the block that folder takes the place of `path`.
+
+    If the block fails, or the process is killed, whatever was at `path` stays as it was. What a killed process left
+    beside it, `.NAME.xxxxxxxx.tmp`, is removed the next time. Linux and macOS exchange two folders in one step; on file
+    systems that cannot (NFS), the old one is gone for the moment between two renames.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "merged"
+    >>> with replacing_folder(folder) as temporary:
+    ...     _ = (temporary / "note").write_text("all of it")
+    >>> (folder / "note").read_text(), len(list(folder.parent.iterdir()))
+    ('all of it', 1)
+    """
+    path = Path(os.path.realpath(path))
+    _remove_stale(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # same folder: a rename crosses no disks
+    temporary.mkdir()
+    lock = _lock(temporary)
+    try:
+        yield temporary
+        sync(temporary)
+        if path.exists():
+            _exchange(temporary, path)
+        else:
+            os.rename(temporary, path)
+        if os.name != "nt":
+            _fsync(path.parent, os.O_RDONLY)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # what is left of it, or what was at `path` before
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder for as long as this process lives; return None if another process holds it, or on Windows."""
+    if os.name == "nt":
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove temporary folders of processes that were killed; those of living ones are locked."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+        with suppress(OSError):
+            if (lock := _lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Let two folders trade places in one step, or, if the file system cannot, in two."""
+    with suppress(AttributeError, OSError):  # no such function, or not on this file system
+        libc = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            failed = libc.renamex_np(os.fsencode(new), os.fsencode(old), 2)  # RENAME_SWAP
+        else:
+            here = -100  # AT_FDCWD
+            failed = libc.renameat2(here, os.fsencode(new), here, os.fsencode(old), 2)  # RENAME_EXCHANGE
+        if not failed:
+            return
+    aside = old.with_name(f"{new.name.removesuffix('.tmp')}.old")
+    os.rename(old, aside)
+    os.rename(new, old)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

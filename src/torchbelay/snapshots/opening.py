@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from .checkpoint import Checkpoint
@@ -46,11 +45,14 @@ def open_checkpoint(path: str | os.PathLike[str], *, key: str | None = None) -> 
 
 def holds_weights(folder: Path) -> bool:
     """Return whether a folder is a checkpoint of a layout that can be opened."""
-    return bool(_weights(folder)) or (folder / ".metadata").is_file() or any(map(_weights, _part_folders(folder)))
+    places = [folder, *(folder / part for part in parts(folder))]
+    return any(_weights(place) or (place / ".metadata").is_file() for place in places)
 
 
-def _part_folders(folder: Path) -> list[Path]:
-    return [folder / part for part in parts(folder)]
+def strangers(folder: Path) -> list[str]:
+    """Return the folders in a folder that do not belong to the checkpoint there."""
+    known = parts(folder)
+    return sorted(item.name for item in folder.iterdir() if item.is_dir() and item.name not in known)
 
 
 def _folder(folder: Path, key: str | None) -> Checkpoint:
@@ -80,10 +82,15 @@ def _model(folder: Path, key: str | None) -> Checkpoint:
             f"{folder} holds no weights but {holds}; give a folder of save_pretrained or torch.distributed.checkpoint, "
             "or a file"
         )
-    files = _shards(found) if found.name.endswith(".index.json") else [found]
+    places = _index(found) if found.name.endswith(".index.json") else {}
+    files = [found.parent / name for name in dict.fromkeys(places.values())] or [found]
     if ".safetensors" in found.name:
-        return SafetensorsCheckpoint(folder, files, companions)
-    return TorchCheckpoint(folder, files, key, companions)
+        checkpoint: Checkpoint = SafetensorsCheckpoint(folder, files, companions)
+    else:
+        checkpoint = TorchCheckpoint(folder, files, key, companions)
+    if lost := places.keys() - checkpoint.tensors.keys():
+        raise ValueError(f"{found} names {min(lost)!r}, which none of its shards holds; save the checkpoint again")
+    return checkpoint
 
 
 def _weights(folder: Path) -> Path | None:
@@ -106,19 +113,18 @@ def _weights(folder: Path) -> Path | None:
     return None
 
 
-def _shards(index: Path) -> list[Path]:
-    """Return the files that an index of Hugging Face names."""
+def _index(index: Path) -> dict[str, str]:
+    """Return the file of every tensor, as an index of Hugging Face has it."""
     try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = list(dict.fromkeys(places.values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as problem:
+        places = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as problem:
         raise ValueError(f"{index} is not an index of shards ({problem}); write it again") from problem
-    for name in names:
+    for name in dict.fromkeys(places.values()):
         if Path(name).name != name:
             raise ValueError(f"{index} names the shard {name!r}, which is not in its folder; put all shards there")
         if not (index.parent / name).is_file():
             raise FileNotFoundError(f"{index.parent / name}, which {index.name} names, does not exist; copy it there")
-    return [index.parent / name for name in names]
+    return places
 
 
 def _companions(folder: Path) -> list[Path]:
@@ -130,10 +136,11 @@ def _companions(folder: Path) -> list[Path]:
     )
 
 
-def left_behind(folder: Path, written: Iterable[str]) -> list[str]:
-    """Return the files with weights or the state of training in a folder that are not among `written`."""
-    names = {*written}
-    return sorted(item.name for item in folder.iterdir() if item.name.endswith(_WEIGHTS) and item.name not in names)
+def left_behind(checkpoint: Checkpoint) -> list[str]:
+    """Return the files with other weights, or with the state of training, in the folders of a checkpoint."""
+    folders = {checkpoint.path, *(file.parent for file in checkpoint.files)}
+    found = [item for folder in folders for item in folder.iterdir() if item.name.endswith(_WEIGHTS)]
+    return sorted(str(item.relative_to(checkpoint.path)) for item in found if item not in checkpoint.files)
 
 
 def _is_torch_file(path: Path) -> bool:

@@ -29,6 +29,7 @@ class DcpCheckpoint(Checkpoint):
     def __init__(self, path: Path, key: str | None, companions: Iterable[Path] = ()) -> None:
         self.path = path
         self.layout = "a folder of torch.distributed.checkpoint"
+        self.files = tuple(path.glob("*.distcp"))
         self.metadata: dict[str, str] = {}
         self.reader = FileSystemReader(path)
         self.about = self.reader.read_metadata()
@@ -46,7 +47,7 @@ class DcpCheckpoint(Checkpoint):
 
     def read(self, name: str) -> Tensor:
         """Read a tensor into new memory of the host."""
-        tensor = torch.empty(self.shape(name), dtype=self.dtype(name))
+        tensor = torch.empty(self.shape(name), dtype=self.dtype(name), device="cpu")
         self.fetch({self.entries[name]: tensor})
         return tensor
 
@@ -121,7 +122,7 @@ class _Folder(Output):
     def __init__(self, like: DcpCheckpoint, destination: Path) -> None:
         self.like = like
         self.destination = destination
-        self.scratch = Scratch(_infos(like), destination.parent)
+        self.scratch = Scratch(_infos(like), destination)
 
     def write(self, name: str, values: Tensor, start: int = 0) -> None:
         """Write elements of a tensor."""

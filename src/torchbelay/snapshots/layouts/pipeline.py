@@ -33,6 +33,7 @@ class Pipeline(Checkpoint):
         self.path = path
         self.models = dict(models)  # by subfolder; "" is the folder itself
         self.layout = f"{len(self.models)} models in one folder"
+        self.files = tuple(file for model in models.values() for file in model.files)
         self.metadata: dict[str, str] = {}
         self.places = {_join(part, name): (part, name) for part, model in models.items() for name in model.tensors}
         self.tensors = {full: self.models[part].tensors[name] for full, (part, name) in self.places.items()}

@@ -1,5 +1,6 @@
 """Tensors that lie in files instead of memory, for layouts whose writers want all tensors at once."""
 
+import os
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -30,12 +31,16 @@ class Scratch:
         except BaseException:
             self.folder.cleanup()
             raise
+        if os.name != "nt":
+            self.folder.cleanup()
 
     def _empty(self, number: int, info: TensorInfo) -> Tensor:
         if info.nbytes < _IN_MEMORY:
-            return torch.empty(info.shape, dtype=info.dtype)
+            return torch.empty(info.shape, dtype=info.dtype, device="cpu")
         path = Path(self.folder.name, str(number))
-        tensor = torch.from_file(str(path), shared=True, size=info.numel, dtype=info.dtype).view(info.shape)
+        tensor = torch.from_file(str(path), shared=True, size=info.numel, dtype=info.dtype, device="cpu").view(
+            info.shape
+        )
         with suppress(PermissionError):  # Windows: removed with the folder
             path.unlink()
         return tensor

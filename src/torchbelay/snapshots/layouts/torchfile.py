@@ -38,15 +38,12 @@ class TorchCheckpoint(Checkpoint):
                 else:
                     self.beside.append(name)
         self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, (_, t) in self.found.items()}
+        self.sliceable = all(tensor.is_contiguous() for _, tensor in self.found.values())
         self.companions = tuple(companions)
 
     def read_into(self, name: str, start: int, out: Tensor) -> None:
         """Read `out.numel()` elements of a tensor, in row-major order from number `start`, into a flat tensor."""
-        tensor = self.found[name][1]
-        if tensor.is_contiguous():
-            out.copy_(tensor.view(-1)[start : start + out.numel()])
-        else:
-            out.copy_(tensor.reshape(-1)[start : start + out.numel()])
+        out.copy_(self.found[name][1].reshape(-1)[start : start + out.numel()])
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
@@ -141,14 +138,16 @@ def _plain(tensor: Tensor, name: str, file: Path) -> Tensor:
 
 
 class _Files(Output):
-    """Files of torch.save like those of another checkpoint. Tied weights stay tied; what is not a weight is kept."""
+    """Files of torch.save like those of another checkpoint.
+
+    Tied weights stay tied if their values are equal; what is not a weight is kept.
+    """
 
     def __init__(self, like: TorchCheckpoint, destination: Path) -> None:
         self.like = like
         self.folder = like.path.is_dir()
         self.destination = destination
-        self.scratch = Scratch(like.tensors, destination.parent)
-        self.first = {name: group[0] for group in like.tied for name in group}
+        self.scratch = Scratch(like.tensors, destination if self.folder else destination.parent)
 
     def write(self, name: str, values: Tensor, start: int = 0) -> None:
         """Write elements of a tensor."""
@@ -157,19 +156,17 @@ class _Files(Output):
     def finish(self) -> None:
         """Write the files."""
         self.scratch.finish()
+        made: dict[str, Tensor] = dict(self.scratch.tensors)
+        for first, *others in self.like.tied:
+            made |= {name: made[first] for name in others if torch.equal(made[name], made[first])}
         for file in self.like.files:
             whole = load(file)
             state, _ = find_state(whole, self.like.key, str(file))
-            made: dict[str, Tensor] = {}
             for name, old in state.items():
-                if not isinstance(old, Tensor):
-                    continue
-                key = self.first.get(name, name)
-                if key not in made:
-                    made[key] = self.scratch.tensors[key]
-                    if isinstance(old, nn.Parameter):
-                        made[key] = nn.Parameter(made[key], requires_grad=old.requires_grad)
-                state[name] = made[key]
+                if isinstance(old, nn.Parameter):
+                    state[name] = nn.Parameter(made[name], requires_grad=old.requires_grad)
+                elif isinstance(old, Tensor):
+                    state[name] = made[name]
             torch.save(whole, self.destination / file.name if self.folder else self.destination)
 
     def close(self) -> None:
