@@ -24,7 +24,7 @@ from .targets import Target, aim_at, decay, label, window
 _ROUNDING = 1e-11  # relative to the norm of a profile
 
 
-class Part(NamedTuple):
+class Solution(NamedTuple):
     """The solution for tensors that share their stories."""
 
     names: tuple[str, ...]
@@ -94,22 +94,22 @@ class Solver:
             )
         return _Group(tuple(names), tuple(known), dynamics)
 
-    def solve(self, target: Target, norm: Norm) -> tuple[Part, ...]:
+    def solve(self, target: Target, norm: Norm) -> tuple[Solution, ...]:
         """Return the solutions of all tensors."""
-        parts, strange = [], False
+        found, strange = [], False
         for group in self.groups:
             aim = self._own(target, group)
             if aim is None:
                 asked = aim_at(target, self.at)
                 aim = group.dynamics.target(asked, self.at)
                 strange |= asked.pulls
-            parts.append(_part(group, target, aim, norm))
+            found.append(_solve(group, target, aim, norm))
         if strange:
             warn(
                 f"{label(target)} pulls the weights and was not part of this run: this is the average that it would "
                 "make of the same updates, but a run with it would have met other gradients"
             )
-        return tuple(parts)
+        return tuple(found)
 
     def _own(self, target: Target, group: "_Group") -> Column | None:
         """Return the average that pulled the weights, if the target is that very one."""
@@ -128,7 +128,7 @@ class _Group(NamedTuple):
     dynamics: Dynamics
 
 
-def _part(group: _Group, target: Target, aim: Column, norm: Norm) -> Part:
+def _solve(group: _Group, target: Target, aim: Column, norm: Norm) -> Solution:
     columns = tuple(each.column for each in group.known)
     own = -1 if aim.life is None else aim.life.filter.own
     beside = Column(aim.life, aim.step, own) if own >= 0 else group.dynamics.weights(aim.step)
@@ -138,7 +138,7 @@ def _part(group: _Group, target: Target, aim: Column, norm: Norm) -> Part:
     error = float((given @ found.weights - wanted).norm())
     snapshots = tuple(each.snapshot for each in group.known)
     relative = _relative(error, float(away.norm()), _ROUNDING * float(wanted.norm()))
-    return Part(group.names, snapshots, columns, aim, found.weights, relative, found.condition)
+    return Solution(group.names, snapshots, columns, aim, found.weights, relative, found.condition)
 
 
 def _relative(error: float, distance: float, rounding: float) -> float:

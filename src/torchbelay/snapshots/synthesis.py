@@ -6,26 +6,20 @@ Weights are read only when tensors are asked for, one tensor at a time.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from pathlib import Path
 from typing import get_args
 
-import torch
 from torch import Tensor
 
 from torchbelay._version import __version__
-from torchbelay.belay.files import replacing
 from torchbelay.physics import arguments
 
-from .checkpoint import Checkpoint, TensorInfo
+from .assembly import Assembly
 from .folder import Folder, Snapshot
-from .layouts.safetensors import SafetensorsWriter
 from .least_squares import Norm
-from .opening import open_checkpoint
-from .solution import Part, Solver
+from .solution import Solution, Solver
+from .stream import Progress
 from .targets import Target, check, label
-
-_CHUNK = 1 << 22  # elements that are summed at a time
-_MOST_OPEN = 200  # files; with more, each is closed after it was read
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,110 +35,64 @@ class Synthesis:
     target: Target
     at: int
     norm: Norm
-    parts: tuple[Part, ...]
+    solutions: tuple[Solution, ...]
     copied: Mapping[str, Snapshot] = field(repr=False)  # buffers, and the snapshot that they are taken from
 
     @property
     def weights(self) -> dict[tuple[str | None, int], float]:
         """The weight of each snapshot, by the name of its average (None: the weights) and its step.
 
-        If tensors have different solutions, this is that of most tensors; `parts` has all.
+        If tensors have different solutions, this is that of most tensors; `solutions` has all.
         """
-        part = max(self.parts, key=lambda each: len(each.names))
-        pairs = zip(part.snapshots, part.weights.tolist(), strict=True)
+        most = max(self.solutions, key=lambda each: len(each.names))
+        pairs = zip(most.snapshots, most.weights.tolist(), strict=True)
         return {(snapshot.average, snapshot.step): weight for snapshot, weight in pairs}
 
     @property
     def predicted_error(self) -> float:
         """The expected error under white updates, relative to ‖w2 − w1‖."""
-        return max(part.predicted_error for part in self.parts)
+        return max(each.predicted_error for each in self.solutions)
 
     @property
     def condition(self) -> float:
         """The condition number of the system that was solved."""
-        return max(part.condition for part in self.parts)
+        return max(each.condition for each in self.solutions)
 
     def profiles(self) -> tuple[Tensor, Tensor]:
         """Return P of the target and of what is made of the snapshots, for every update up to the step."""
-        return max(self.parts, key=lambda each: len(each.names)).profiles()
+        return max(self.solutions, key=lambda each: len(each.names)).profiles()
 
     # Tensors -----------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def infos(self) -> dict[str, TensorInfo]:
-        """The names, dtypes and shapes of all tensors, without reading them."""
-        found: dict[str, TensorInfo] = {}
-        for part in self.parts:
-            last = part.snapshots[-1]
-            with last.open() as file:
-                for name in part.names:
-                    dtype = getattr(torch, last.dtypes[name]) if name in last.dtypes else file.dtype(name)
-                    found[name] = TensorInfo(dtype, file.tensors[name].shape)
-        for snapshot in {id(each): each for each in self.copied.values()}.values():
-            with snapshot.open() as file:
-                found |= {name: file.tensors[name] for name in self.copied if self.copied[name] is snapshot}
-        if self.folder.rest is not None:
-            with open_checkpoint(self.folder.rest) as file:
-                found |= {name: info for name, info in file.tensors.items() if name not in found}
-        for name, first in self._tied.items():
-            if first in found:
-                found[name] = found[first]
-        return found
-
-    @property
-    def _tied(self) -> Mapping[str, str]:
-        return self.parts[0].snapshots[-1].tied
+    def assembly(self) -> Assembly:
+        """Open the snapshots to read tensors; close it after use."""
+        return Assembly(self.solutions, self.copied, self.folder.rest)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the state dict one by one; memory is needed for one of them and a few MB."""
-        further: dict[str, list[str]] = {}
-        for name, first in self._tied.items():
-            further.setdefault(first, []).append(name)
-        for name, tensor in self._tensors():
-            yield name, tensor
-            for other in further.get(name, ()):
-                yield other, tensor
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        made: set[str] = set()
-        for part in self.parts:
-            files = [snapshot.open() for snapshot in part.snapshots]
-            try:
-                for name in part.names:
-                    made.add(name)
-                    yield name, _combined(name, files, part.weights.tolist(), self.infos[name].dtype)
-            finally:
-                for file in files:
-                    file.close()
-        for name, snapshot in self.copied.items():
-            made.add(name)
-            with snapshot.open() as file:
-                yield name, file.read(name)
-        if self.folder.rest is not None:
-            with open_checkpoint(self.folder.rest) as file:
-                for name in file.names:
-                    if name not in made:
-                        yield name, file.read(name)
+        with self.assembly() as assembly:
+            yield from assembly.tensors()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the average as the state dict of the plain model; the snapshots are read tensor by tensor."""
         return dict(self.tensors())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the average as a safetensors file, tensor by tensor, whole or not at all."""
+    def save(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
+        """Write the average as a safetensors file, piece by piece, whole or not at all.
+
+        `progress(done, total)` is called with the bytes that were read.
+        """
         about = {
-            "format": "pt",
             "average": label(self.target),
             "step": str(self.at),
             "predicted_error": f"{self.predicted_error:.3g}",
             "torchbelay": __version__,
         }
-        with replacing(path) as temporary, SafetensorsWriter(temporary, self.infos, about) as file:
-            for name, tensor in self.tensors():
-                file.write(name, tensor)
+        with self.assembly() as assembly:
+            assembly.write(Path(path), about, progress)
 
     def __str__(self) -> str:
-        count = sum(len(part.snapshots) for part in self.parts[:1])
+        count = len(self.solutions[0].snapshots)
         return (
             f"{label(self.target)} at step {self.at:,} from {count} snapshots: predicted error "
             f"{self.predicted_error:.2g} of ‖w2 − w1‖, condition number {self.condition:.2g}"
@@ -172,7 +120,7 @@ def synthesize(
 
     Buffers are those of the last snapshot: with BatchNorm, call `update_bn`.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> import torchbelay as tb
     >>> model = torch.nn.Linear(3, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -229,22 +177,3 @@ def _refusal(result: Synthesis, max_error: float) -> str:
         f"the predicted error of {label(result.target)} at step {result.at} is {result.predicted_error:.2g} of the "
         f"distance ‖w2 − w1‖, and max_error={max_error:g}: {cure}; to take it as it is, raise max_error"
     )
-
-
-def _combined(name: str, files: Sequence[Checkpoint], weights: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """Return Σ x·tensor over files, summed in float64 and rounded once."""
-    info = files[-1].tensors[name]
-    wide = torch.complex128 if info.dtype.is_complex else torch.float64
-    result = torch.empty(info.numel, dtype=dtype)
-    size = _CHUNK if all(file.sliceable for file in files) else max(info.numel, 1)
-    for start in range(0, info.numel, size):
-        stop = min(start + size, info.numel)
-        total = torch.zeros(stop - start, dtype=wide)
-        for file, weight in zip(files, weights, strict=True):
-            piece = torch.empty(stop - start, dtype=file.dtype(name))
-            file.read_into(name, start, piece)
-            if len(files) > _MOST_OPEN:
-                file.close()
-            total.add_(piece.to(wide), alpha=weight)
-        result[start:stop] = total.to(dtype)
-    return result.view(info.shape)
