@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -405,3 +407,28 @@ def test_complex_weights_keep_their_dtype(tmp_path: Path) -> None:
         paths = [save_torch(tmp_path / f"{k}-{dtype.itemsize}", state) for k, state in enumerate(made)]
         merge(paths, out := tmp_path / f"out-{dtype.itemsize}.pt")
         torch.testing.assert_close(torch.load(out)["w"], (made[0]["w"] + made[1]["w"]) / 2)
+
+
+MEMORY = """
+import resource, sys
+from torchbelay.snapshots import merge
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+merge(["small0.safetensors", "small1.safetensors"], "small.safetensors")  # everything is imported and warm
+before = peak()
+merge(["0.safetensors", "1.safetensors", "2.safetensors"], "out.safetensors", threads=4)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not tell the peak")
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    for number in range(3):
+        save_file({"w": torch.full((30_000_000,), number + 1.0)}, tmp_path / f"{number}.safetensors")  # 120 MB
+        save_file({"w": torch.full((2_000_000,), number + 1.0)}, tmp_path / f"small{number}.safetensors")
+    done = subprocess.run([sys.executable, "-c", MEMORY], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 40e6
+    assert load_file(tmp_path / "out.safetensors")["w"].eq(2).all()
