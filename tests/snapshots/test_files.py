@@ -74,6 +74,7 @@ def test_a_link_stays_and_the_folder_that_it_leads_to_is_replaced(tmp_path: Path
 
 
 @POSIX
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
     program = (
         "import os, sys, time; from torchbelay.snapshots.files import replacing_folder\n"

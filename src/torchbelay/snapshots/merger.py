@@ -123,7 +123,7 @@ class Merge:
             yield f"{names[0]} is the only checkpoint: the merge is a copy"
         if len({*map(os.path.realpath, names)}) < len(names):
             yield "a checkpoint is given twice; its weights add up"
-        if len({*self.weights}) > 1 and _disordered(names):
+        if max(self.weights) - min(self.weights) > 1e-9 and _disordered(names):
             yield f"the checkpoints are not in the order of their numbers: {', '.join(map(os.path.basename, names))}"
         if unused := [name for name, weight in zip(names, self.weights, strict=True) if not weight]:
             yield f"{', '.join(unused)}: the weight is 0"

@@ -27,7 +27,8 @@ class Scratch:
         self.missing = {name: info.numel for name, info in tensors.items()}
         self.counting = threading.Lock()
         try:
-            self.tensors = {name: self._empty(number, info) for number, (name, info) in enumerate(tensors.items())}
+            with torch.inference_mode(False):  # other threads could not write to inference tensors
+                self.tensors = {name: self._empty(number, info) for number, (name, info) in enumerate(tensors.items())}
         except BaseException:
             self.folder.cleanup()
             raise
