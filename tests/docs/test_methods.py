@@ -18,6 +18,7 @@ ROWS = {
 EXAMPLES = {
     "belay": (tb.methods.belay(k=1.0, m1=10.0, m2=20.0), 1, {"κ1": 0.05, "κ2": 0.025}),
     "ema": (tb.methods.ema(0.9), 3, {"d": 0.9}),
+    "hard_sync": (tb.methods.hard_sync(4), 8, {}),
     "swa": (tb.methods.swa(), 5, {"t": 5}),
     "power_ema": (tb.methods.power_ema(gamma=2.5), 5, {"t": 5, "γ": 2.5, "b": 1 - 0.8**3.5}),
     "lookahead": (tb.methods.lookahead(k=4, alpha=0.7), 8, {"s": 0.7}),
@@ -25,6 +26,7 @@ EXAMPLES = {
     "easgd": (tb.methods.easgd(alpha=0.3), 2, {"s": 0.3}),
     "heavy_ball": (tb.methods.heavy_ball(0.9), 1, {"μ": 0.9}),
     "nesterov": (tb.methods.nesterov(0.9), 1, {"μ": 0.9}),
+    "ema_nesterov": (tb.methods.ema_nesterov(0.7, 0.9), 1, {"β": 0.7, "γ": 0.9}),
     "schedule_free": (tb.methods.schedule_free(0.9), 4, {"β": 0.9, "c": 1 / 4}),
     "primal_averaging": (tb.methods.primal_averaging(mu_x=0.9, mu_y=0.6), 1, {"x": 0.9, "y": 0.6}),
     "centred": (tb.methods.centred(-0.5, rate=0.3), 1, {"θ": -0.5, "c": 0.3}),
@@ -50,7 +52,7 @@ def test_a_row_has_the_four_numbers_of_the_code(name: str) -> None:
 
 def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     exec(compile("\n".join(blocks), "methods.md", "exec"), {})
     assert "'tension'" in capsys.readouterr().out
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -89,6 +89,24 @@ class Entry:
         coupling = compounded(copy(self.method), age, lr, every)  # a copy: this question must not be remembered
         plain = 1 / (1 + coupling.theta)  # what the centre of mass sees of a step that nothing couples
         return ((every - 1) * plain + coupling.effective_lr_scale) / every
+
+
+class WholeAverage(Protocol):
+    """What is known of an average of the whole model, whether one optimizer trains it or several."""
+
+    name: str
+    buffers: dict[str, Tensor]
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The entries of all parameters, by name."""
+
+    @property
+    def cohorts(self) -> list[Cohort]:
+        """The tensors that move alike."""
+
+    def refuse_other_shapes(self) -> None:
+        """Refuse weights that have another shape now: their average would be broadcast to them, or torn."""
 
 
 class Average:
@@ -190,6 +208,12 @@ class Average:
                     f"{tuple(e.w2.shape)}: give it back its shape, or begin again at it by reset()"
                 )
 
+    def drop(self, lost: Iterable[Entry]) -> None:
+        """Follow the parameters of these entries no more; other averages' entries are ignored."""
+        for e in lost:
+            if self.entries.get(e.name) is e:
+                del self.entries[e.name]
+
     def assign_groups(self, groups: dict[int, int]) -> list[str]:
         """Note the group that each parameter (by id) is in now; drop those in none, and return their names."""
         gone = [e.name for e in self.entries.values() if id(e.w1) not in groups]
@@ -198,6 +222,21 @@ class Average:
         for e in self.entries.values():
             e.group = groups[id(e.w1)]
         return gone
+
+    def give(self, entries: list[Entry], other: "Average", *, later: int) -> None:
+        """Let the average of another optimizer go on with some entries; its count is `later` steps ahead of ours."""
+        self.refuse_other_shapes()
+        other.refuse_other_shapes()
+        own: dict[int, Method] = {}
+        for e in entries:
+            if isinstance(e.method, Remembers):  # from now on it sees other learning rates than those that stay
+                e.method = own.setdefault(id(e.method), copy(e.method))
+            e.born += later
+            other.entries[e.name] = e
+            other.told.setdefault(id(e.method), (e.method, _told(e.method)))
+            del self.entries[e.name]
+        self.regroup()
+        other.regroup()
 
     def rename(self, names: dict[int, str]) -> None:
         """Call every entry by the name of its parameter (by id) in `names`."""

@@ -1,6 +1,6 @@
 """A Belay's state as plain tensors and numbers, and the check of a state before anything is changed.
 
-format, step, began             numbers: FORMAT, the count of steps, and 0 or 1
+format, step, began             numbers: FORMAT, the count of steps, and 0 or 1 (for several optimizers see joint.py)
 ahead                           0; 1 in states of format 1 after a step that raised, which are refused
 options                         what must agree, by name
 made_with                       the same facts and more as names, for torch.distributed.checkpoint
@@ -24,7 +24,7 @@ from torch import Tensor
 from torchbelay.physics.identity import describe, same
 from torchbelay.physics.method import Method, Remembers
 
-from .average import Average, Entry, key_of
+from .average import Average, Entry, WholeAverage, key_of
 from .buffers import follower, is_averaged
 from .cohort import Cohort, inertias
 from .options import Options
@@ -44,7 +44,7 @@ Row = list[Any]  # of an averaged buffer: its name, method, age and memory
 class Swapped(Protocol):
     """A swap: an average is in the model at present, and the model's weights are in its place."""
 
-    average: Average
+    average: WholeAverage
 
     def value(self, entry: Entry, average: str) -> Tensor:
         """Return w2 of an entry of the average of that name, wherever it is."""
@@ -66,7 +66,7 @@ def saved(average: Average, swap: Swapped | None, step: int, memories: Memories)
     """Return an average without its buffers as tensors and numbers, laid out the same whatever has happened so far."""
     entries = average.entries.values()
     weights = {e.name: e.w2 for e in entries}
-    if swap is not None and swap.average is average:  # what lies in the model will not stay there
+    if swap is not None and swap.average.name == average.name:  # what lies in the model will not stay there
         weights = {e.name: swap.value(e, average.name).clone() for e in entries}
     texts = _texts_by_id(e.method for e in entries)
     for key, (method, text) in average.told.items():
@@ -146,7 +146,7 @@ def checked(
         found: dict[str, Mapping[str, Any]] = {}
         for name, average in expected.items():
             found[name] = saved = _EMPTY | state["averages"][name]
-            if not _named("weights", saved["weights"]):
+            if not _named("weights", saved["weights"]) and average.entries:
                 raise ValueError(f"this state of a Belay is damaged: its average {name!r} holds no weights")
             _check_average(average, saved, state["step"], state["format"])
             _check_buffers(average, saved, buffers[name], state["format"], averaged=options.buffers == "average")
@@ -154,7 +154,12 @@ def checked(
                 _check_rows(average, saved["own_buffers"], state["step"])
         return found
     except (KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}") from problem
+        raise damaged(problem) from problem
+
+
+def damaged(problem: Exception) -> ValueError:
+    """Return the error for a state in which something could not be read."""
+    return ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}")
 
 
 def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
@@ -228,31 +233,29 @@ def _check_average(average: Average, saved: Mapping[str, Any], step: int, versio
             _fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
 
 
-def _check_buffers(
-    average: Average,
-    saved: Mapping[str, Any],
-    buffers: Homes,
-    version: int,
-    *,
-    averaged: bool,
-) -> None:
-    """Refuse buffers that do not fit. Averaged ones may be cast up, and in format 1 they had the model's dtype."""
+def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, version: int, *, averaged: bool) -> None:
+    """Refuse buffers that do not fit.
+
+    Averaged ones may be cast up, and in format 1 they had the model's dtype. Others keep the dtype that they had when
+    `update_bn` found them, whatever the model's has become.
+    """
     if not (averaged and isinstance(saved["own_buffers"], list)):
         _flag("own_buffers", saved["own_buffers"])
     _same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
     for name, tensor in saved["buffers"].items():
         buffer, dtype = buffers[name]
         here = buffer if buffer.dtype == dtype else torch.empty(buffer.shape, dtype=dtype, device="meta")
-        if averaged and isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version):
+        casts = isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version, averaged)
+        if casts:
             here = torch.empty(buffer.shape, dtype=tensor.dtype, device="meta")
         _fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
 
 
-def _casts(found: torch.dtype, here: torch.dtype, version: int) -> bool:
-    """Whether values of one dtype may be read as another."""
+def _casts(found: torch.dtype, here: torch.dtype, version: int, averaged: bool) -> bool:
+    """Whether values of one dtype may stand for those of another."""
     if found.is_complex is not here.is_complex or not (here.is_floating_point or here.is_complex):
         return False
-    return version == 1 or torch.promote_types(found, here) == here
+    return not averaged or version == 1 or torch.promote_types(found, here) == here
 
 
 def _check_rows(average: Average, found: list[Any], step: int) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import company, modules
-from .average import Average
+from .average import WholeAverage
 from .files import replacing
 from .swapped_buffers import fitting
 
 
 def with_average(
-    model: nn.Module, average: Average, member: company.Member, take: Callable[[Tensor], Any]
+    model: nn.Module, average: WholeAverage, member: company.Member, take: Callable[[Tensor], Any]
 ) -> dict[str, Any]:
     """Return copies of an average and of the rest of its model, wherever weights and averages are at present."""
     if member.swap is not None and member.swap.average is average:

@@ -12,6 +12,7 @@ from torchbelay.physics.method import Method
 
 from . import modules
 from .average import Average, Wanted, key_of
+from .models import Loose, Several
 from .shard import reshard
 from .validate import check_method
 
@@ -29,6 +30,8 @@ class Parameters:
     def _look(self) -> list[list[Tensor]]:
         if self._optimizer is not None:
             return [group["params"] for group in self._optimizer.param_groups]
+        if isinstance(self._model, Loose):
+            return [list(self._model.parameters())]
         reshard(self._model)
         known = {id(p) for group in self._held for p in group}  # what was once trained stays, as in an optimizer
         return [[p for p in self._model.parameters() if p.requires_grad or id(p) in known]]
@@ -54,6 +57,10 @@ class Parameters:
         """Return the group of each parameter, by its id."""
         return {id(p): group for group, parameters in enumerate(self._held) for p in parameters}
 
+    def number_of_groups(self) -> int:
+        """Return how many groups the optimizer has."""
+        return len(self._held)
+
     def lr(self, group: int) -> float | None:
         """Return the learning rate of a group; None if the optimizer, or `before_step(lr=...)`, gives none."""
         lr = self.given_lr if self._optimizer is None else self._optimizer.param_groups[group].get("lr")
@@ -61,11 +68,13 @@ class Parameters:
 
     def wanted(self, averages: Collection[Average]) -> dict[str, list[Wanted]]:
         """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
-        names = {id(p): name for name, p in modules.named_parameters(self._model).items()}
+        names = modules.names_by_id(self._model)
         found: dict[str, list[Wanted]] = {average.name: [] for average in averages}
         checked: dict[tuple[Any, str], Method] = {}  # equal methods become one, so that their tensors move together
         for group, parameters in enumerate(self._held):
             for index, p in enumerate(parameters):
+                if id(p) not in names and isinstance(self._model, Loose):
+                    continue  # the tensors that were given are averaged, and no others
                 name = self._name(names, p, group, index)
                 for average in averages if p.is_floating_point() or p.is_complex() else ():
                     method = average.rule(name, p)
@@ -87,9 +96,12 @@ class Parameters:
 
     def _name(self, names: dict[int, str], p: Tensor, group: int, index: int) -> str:
         if id(p) not in names:
+            several = isinstance(self._model, Several)
             raise ValueError(
-                f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is not in the model; "
-                f"pass the {type(self._model).__name__} whose parameters the optimizer holds"
+                f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is "
+                + ("in none of the models; pass all models" if several else "not in the model; pass the ")
+                + ("" if several else type(self._model).__name__)
+                + " whose parameters the optimizer holds"
             )
         if p.is_meta:
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +33,18 @@ class Stepper:
     """Moves the averages of a model, by `before()` and `after()` around each update of its weights."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer | None, averages: Averages, options: Options, clock: Clock
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        averages: Averages,
+        options: Options,
+        clock: Clock,
+        member: company.Member,
     ) -> None:
-        self._model, self.optimizer, self._averages, self._options, self._clock = (
-            model, optimizer, averages, options, clock,
+        self._model, self.optimizer, self._averages, self._options, self._clock, self._member = (
+            model, optimizer, averages, options, clock, member,
         )  # fmt: skip
+        member.add(self)
         self.backend = choose(options.impl, rounding=options.rounding, hosted=options.hosted)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         alone = averages.guard is not None or not self.backend.fuses
@@ -46,18 +52,15 @@ class Stepper:
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
         self._plan: Plan | None = None
-        self.swap: Swap | None = None  # the model holds an average at present
         self.carried = False  # whether the optimizer took the averages along in the last step
         self.stepped = False  # whether a step has been seen
         self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
-        self.successors: WeakSet[company.Member] = WeakSet()
         self._attached = False
         self._hooks: StepHooks | None = None
 
-    def attach(self, *, replace: bool) -> None:
+    def attach(self) -> None:
         """Follow the optimizer's steps, or wait for steps by hand."""
         self._attached = True
-        company.join(self, replace=replace)
         if self.optimizer is not None:
             self._hooks = StepHooks.attach(self.optimizer, self)
 
@@ -72,11 +75,11 @@ class Stepper:
     @torch.no_grad()
     def before(self) -> None:
         """Decide what the coming step does, and prepare for it; neither weights nor averages are touched."""
-        if self.swap is not None:
-            self._refuse(self.swap)
+        if self._member.swap is not None:
+            self._refuse(self._member.swap)
         if company.has_several():
-            company.refuse_among(self, self._averages.parameters.all, "an optimizer step")
-            company.refuse_succeeded(self)
+            company.refuse_among(self._member, self._averages.parameters.all, "an optimizer step")
+            company.refuse_succeeded(self._member, self)
         if isinstance(self._state, UnderWay):
             self._clear_away()
         if self._is_phantom():
@@ -107,7 +110,7 @@ class Stepper:
 
     def _refuse(self, swap: Swap) -> None:
         name = swap.average.name
-        if self.settled_swap() is not None:
+        if self._member.settled_swap() is not None:
             raise RuntimeError(
                 f"an optimizer step inside averaged({name!r}) would train the average and lose the weights; leave the "
                 "block first"
@@ -147,7 +150,7 @@ class Stepper:
         self._state = UnderWay(work)  # from here on it is known what methods remembered before
         work.moves = plan.moves(step, self._averages.lr, work.memories)
         if self.pulls and not plan.pulls:  # a method that did not say so in time
-            company.refuse_second_pull(self, self._averages.names())
+            company.refuse_second_pull(self._member, self._averages.names())
         if self._options.buffers == "average":
             work.buffers = plan.buffers(step, self._averages.lr, work.memories)
         if fusing is None or not fusing.take_over(work):
@@ -157,7 +160,7 @@ class Stepper:
         """Follow what changed since the last step, and return the plan for the averages as they are now."""
         averages = self._averages
         if not averages.parameters.is_current():
-            averages.adopt_changes(lambda wanted: company.refuse_second_pull(self, pulled_by(wanted)))
+            averages.adopt_changes(lambda wanted: company.refuse_second_pull(self._member, pulled_by(wanted)))
         if self._options.buffers == "average":
             averages.fit_buffers()
         if self._plan is None or not self._plan.is_current():
@@ -183,11 +186,11 @@ class Stepper:
     @torch.no_grad()
     def look(self) -> None:
         """Look at the weights that the optimizer has stepped, if asked to: they may not be finite."""
-        guard, state = self._averages.guard, self._state
-        if self.swap is not None and isinstance(state, UnderWay):
+        guard, state, swap = self._averages.guard, self._state, self._member.swap
+        if swap is not None and isinstance(state, UnderWay):
             state.work.begun = True
             raise RuntimeError(
-                f"averaged({self.swap.average.name!r}) was entered inside the step and not left: the optimizer has "
+                f"averaged({swap.average.name!r}) was entered inside the step and not left: the optimizer has "
                 "updated the average. The weights come back when the block is left; then load a checkpoint or reset()"
             )
         if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
@@ -239,19 +242,6 @@ class Stepper:
         """End a step in which the optimizer took the averages along and was stopped before its hook."""
         if isinstance(self._state, UnderWay) and self._state.work.carried and not self._state.torn:
             self.after()
-
-    def settled_swap(self) -> Swap | None:
-        """Return the swap of the block that the program is in; a block that could not be left is left now."""
-        self.settle()
-        if self.swap is not None and not self.swap.is_inside:
-            self.leave()
-        return self.swap
-
-    def leave(self) -> None:
-        """Give the model its weights back, if it does not have them."""
-        if self.swap is not None:
-            self.swap.undo()
-            self.swap = None
 
     @property
     def under_way(self) -> bool:

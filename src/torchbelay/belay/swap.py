@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import Backend
 
-from .average import Average, Entry, local_parts
+from .average import Entry, WholeAverage, local_parts
 from .shard import loaded, local, reshard, with_local
 from .signals import signals_held
 from .swapped_buffers import Buffers, Change, fitting
@@ -29,7 +29,7 @@ class Swap:
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
     @torch.no_grad()
-    def __init__(self, model: nn.Module, average: Average, backend: Backend, *, buffers: bool) -> None:
+    def __init__(self, model: nn.Module, average: WholeAverage, backend: Backend, *, buffers: bool) -> None:
         self.average, self._model, self.number = average, model, next(_numbers)
         reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
         average.refuse_other_shapes()
@@ -138,7 +138,7 @@ class Swap:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def overwrite(model: nn.Module, average: Average) -> None:
+def overwrite(model: nn.Module, average: WholeAverage) -> None:
     """Let the model hold the average for good, all of it: a copy that is interrupted is made again."""
     average.refuse_other_shapes()
     buffers = Buffers(model) if average.buffers else None
@@ -152,7 +152,7 @@ def overwrite(model: nn.Module, average: Average) -> None:
                 _copy(average, buffers)
 
 
-def _copy(average: Average, buffers: Buffers | None) -> None:
+def _copy(average: WholeAverage, buffers: Buffers | None) -> None:
     entries = average.entries.values()
     for same in (True, False):
         arithmetic.copy_(*local_parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay.belay import Belay, modules
-from torchbelay.belay.average import MAIN, Average
+from torchbelay.belay.average import MAIN, Average, Entry
 from torchbelay.belay.cohort import Cohort, varies
 from torchbelay.belay.shard import is_sharded, local, with_local
 from torchbelay.physics.identity import describe
@@ -44,24 +44,28 @@ class Source:
     """Takes snapshots of a Belay. It looks at the Belay's own parts, and changes nothing."""
 
     def __init__(self, belay: Belay) -> None:
-        self.belay = belay
-        self.stepper, self.averages = belay._stepper, belay._averages
+        self.belay, self.model, self.parts = belay, belay._model, belay._parts
         self._before: dict[str, nn.Parameter] = {}  # parameters that were trained when they were last looked at
-
-    @property
-    def model(self) -> nn.Module:
-        """The model, as Belay was given it."""
-        return self.belay._model
 
     @property
     def era(self) -> int:
         """How often a state was loaded into the Belay."""
-        return self.belay._clock.era
+        return sum(part.clock.era for part in self.parts.each)
+
+    @property
+    def began(self) -> bool:
+        """Whether all averages have begun."""
+        return all(part.averages.began for part in self.parts.each)
 
     @property
     def inside(self) -> bool:
         """Whether the model holds an average at present."""
-        return self.stepper.settled_swap() is not None
+        return self.parts.member.settled_swap() is not None
+
+    @property
+    def torn(self) -> bool:
+        """Whether the last step was stopped in the middle."""
+        return any(part.stepper.torn for part in self.parts.each)
 
     @property
     def sharded(self) -> bool:
@@ -71,11 +75,18 @@ class Source:
     @property
     def pulls(self) -> bool:
         """Whether an average pulls weights."""
-        return bool(self.averages.pulled())
+        return bool(self.parts.member.pulled())
+
+    @property
+    def step(self) -> int:
+        """The steps that all optimizers have taken, if they step in turn; else those of the one that took the most."""
+        counts = [part.clock.count for part in self.parts.each]
+        return min(counts) if max(counts) - min(counts) <= 1 else max(counts)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that a snapshot holds: those of the optimizer, by name."""
-        held = {id(p) for p in self.averages.parameters.all} | {id(e.w1) for e in self.averages.entries()}
+        """Return the parameters that a snapshot holds: those of the optimizers, by name."""
+        held = {id(p) for p in self.parts.parameters()}
+        held |= {id(e.w1) for part in self.parts.each for e in part.averages.entries()}
         return {name: p for name, p in modules.named_parameters(self.model).items() if id(p) in held}
 
     def rest(self) -> dict[str, Tensor]:
@@ -83,43 +94,56 @@ class Source:
         trained = self.trained()
         return {n: p.detach() for n, p in modules.named_parameters(self.model).items() if n not in trained}
 
-    def buffers(self, average: Average | None) -> dict[str, Tensor]:
+    def buffers(self, name: str | None) -> dict[str, Tensor]:
         """Return the buffers that belong to an average, or to the weights."""
-        own = {} if average is None else average.buffers
-        return {name: own.get(name, b) for name, b in modules.persistent_buffers(self.model).items()}
+        own = {} if name is None else self.parts.averages[name].buffers
+        return {key: own.get(key, b) for key, b in modules.persistent_buffers(self.model).items()}
 
     def nbytes(self, name: str | None) -> int:
         """Return the bytes of a snapshot of an average, or of the weights, as all ranks write it together."""
         found = {**self.trained(), **self.buffers(None)}
         if name is not None:
-            found |= {e.name: e.w2 for e in self.averages.each[name].entries.values()}
+            found |= {e.name: e.w2 for e in self.parts.averages[name].entries.values()}
         return sum(t.numel() * t.element_size() for t in found.values())
 
     def take(self, name: str | None, step: int, sessions: tuple[Session, ...]) -> Content:
         """Copy an average, or the weights if `name` is None."""
-        self.stepper.backend.wait()
-        average = None if name is None else self.averages.each[name]
+        self.parts.wait()
         trained = self.trained()
         tensors: dict[str, Tensor] = dict(trained)
-        if average is not None:
-            tensors |= {e.name: e.w2 for e in average.entries.values()}
+        if name is not None:
+            tensors |= {e.name: e.w2 for e in self.parts.averages[name].entries.values()}
+        dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in trained.items() if p.dtype != tensors[n].dtype}
         left = {n: p for n, p in self._before.items() if n not in trained}  # they stay what they are now
         self._before |= trained
-        still = {**left, **self.buffers(average)}
-        dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in trained.items() if p.dtype != tensors[n].dtype}
+        still = {**left, **self.buffers(name)}
         tensors |= still
         about = Snapshot(
             path=Path(file_name(step, name, sharded=any(map(is_sharded, tensors.values())))),
             step=step,
             average=name,
             sessions=sessions,
-            told=Told() if average is None else told_of(average, trained),
-            pull=told_of(self.averages.each[MAIN], trained) if self.pulls else Told(),
+            told=Told() if name is None else self._told(name, trained),
+            pull=self._told(MAIN, trained) if self.pulls else Told(),
+            counts=self._counts(trained, step),
             copied=frozenset(still),
             tied=tied(self.model),
             dtypes=dtypes,
         )
         return Content({key: host_copy(t) for key, t in tensors.items()}, about, _events(tensors))
+
+    def _told(self, name: str, trained: Iterable[str]) -> Told:
+        return told_of(name, self.parts.averages[name].entries, self.belay._options.every, trained)
+
+    def _counts(self, trained: Mapping[str, nn.Parameter], step: int) -> dict[str, int]:
+        """Return the steps of tensors whose own optimizer has taken another number of them."""
+        names = {id(p): name for name, p in trained.items()}
+        found: dict[str, int] = {}
+        for part in self.parts.each:
+            if part.clock.count != step:
+                held = (names[id(p)] for p in part.averages.parameters.all if id(p) in names)
+                found |= dict.fromkeys(held, part.clock.count)
+        return found
 
 
 def tied(model: nn.Module) -> dict[str, str]:
@@ -179,18 +203,18 @@ def _numbered(method: Method) -> bool:
     return varies(method) in ("never", "step")
 
 
-def told_of(average: Average, trained: Iterable[str]) -> Told:
+def told_of(average: str, entries: Mapping[str, Entry], every: int, trained: Iterable[str]) -> Told:
     """Return how the average of each parameter came about."""
-    texts = {id(m): text_of(m) for m in {id(e.method): e.method for e in average.entries.values()}.values()}
+    texts = {id(m): text_of(m) for m in {id(e.method): e.method for e in entries.values()}.values()}
     stories: dict[Story, int] = {}
     other: dict[str, int] = {}
-    for e in average.entries.values():
+    for e in entries.values():
         text, known = texts[id(e.method)]
-        table = None if known else _table_name(average.name, text, 0 if _numbered(e.method) else e.group, e.born)
-        number = stories.setdefault(Story(text, e.born, average.every, table), len(stories))
+        table = None if known else _table_name(average, text, 0 if _numbered(e.method) else e.group, e.born)
+        number = stories.setdefault(Story(text, e.born, every, table), len(stories))
         if number:
             other[e.name] = number
-    return Told(tuple(stories), other | dict.fromkeys(set(trained) - average.entries.keys(), -1))
+    return Told(tuple(stories), other | dict.fromkeys(set(trained) - entries.keys(), -1))
 
 
 def _table_name(average: str, text: str, group: int, born: int) -> str:

@@ -97,6 +97,7 @@ class Snapshot:
     sessions: tuple[Session, ...]
     told: Told = _NOTHING  # of the average; none for tensors that are the weights themselves
     pull: Told = _NOTHING  # of the average that pulled the weights, recorded or not
+    counts: Mapping[str, int] = field(default_factory=dict)  # steps of tensors whose own optimizer took others
     copied: frozenset[str] = frozenset()  # buffers, and parameters that are not trained any more
     tied: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)  # those of the parameters, if the file has another one
@@ -104,6 +105,10 @@ class Snapshot:
     def story(self, name: str) -> Story | None:
         """Return how a tensor of this file came about; None if it holds the weights themselves."""
         return None if name in self.copied else self.told.of(name)
+
+    def count(self, name: str) -> int:
+        """Return the steps that the optimizer of a tensor had taken."""
+        return self.counts.get(name, self.step)
 
     def open(self) -> Checkpoint:
         """Open the file to read its tensors."""
@@ -119,6 +124,7 @@ class Snapshot:
                 "sessions": self.sessions,
                 "told": (self.told.stories, dict(self.told.other)),
                 "pull": (self.pull.stories, dict(self.pull.other)),
+                "counts": dict(self.counts),
                 "copied": sorted(self.copied),
                 "tied": dict(self.tied),
                 "dtypes": dict(self.dtypes),
@@ -143,6 +149,7 @@ class Snapshot:
                 tuple(Session(str(name), int(start)) for name, start in found["sessions"]),
                 Told.read(found["told"]),
                 Told.read(found["pull"]),
+                {str(name): int(count) for name, count in found["counts"].items()},
                 frozenset(found["copied"]),
                 dict(found["tied"]),
                 dict(found["dtypes"]),

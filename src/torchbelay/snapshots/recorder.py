@@ -14,14 +14,14 @@ from torch import Tensor
 
 from torchbelay._version import __version__
 from torchbelay.belay import Belay
-from torchbelay.belay.average import MAIN
+from torchbelay.belay.average import MAIN, Average
 from torchbelay.belay.plan import Work
 from torchbelay.belay.shard import is_first_rank
 from torchbelay.physics import arguments
 from torchbelay.physics.methods import power_ema
 from torchbelay.physics.warnings import warn
 
-from .content import Content, Source
+from .content import Content, Source, text_of
 from .folder import Folder, Session, history_name, rest_name
 from .history import History
 from .spacing import Rhythm, Spacing
@@ -112,17 +112,17 @@ class Recorder:
         self._begin_session(belay.step)
         if self._first:
             discard_leftovers(self.folder)
-        noted = dict.fromkeys([*self.names, *([MAIN] if self._source.pulls else [])])
-        self._history = History([self._source.averages.each[name] for name in noted], self._known)
+        self._history = History(self._noted(), self._known)
         if self._source.sharded:
             self._group, self._step_group = (torch.distributed.new_group(backend="gloo") for _ in range(2))
         self._write_rest()
         if self._known == 0:
             self._record(0, [None])
-        belay._stepper.observers += (self._observe,)
+        for part in belay._parts.each:
+            part.stepper.observers += (self._observe,)
 
     def _chosen(self, averages: Sequence[str] | None) -> tuple[str, ...]:
-        known = self._source.averages.each
+        known = self._source.parts.averages
         if isinstance(averages, str):
             raise TypeError(f"averages={averages!r} is a text; give a list of names, as [{averages!r}]")
         chosen = tuple(known) if averages is None else tuple(dict.fromkeys(averages))
@@ -131,6 +131,19 @@ class Recorder:
         if not chosen:
             raise ValueError("averages is empty; give at least one name, or None for all")
         return chosen
+
+    def _noted(self) -> list[Average]:
+        """Return the averages whose couplings may have to be noted: those recorded, and the one that pulls."""
+        names = dict.fromkeys([*self.names, *([MAIN] if self._source.pulls else [])])
+        if len(self._source.parts.each) == 1:
+            return [self._source.parts.first.averages.each[name] for name in names]
+        told = (text_of(e.method) for name in names for e in self._source.parts.averages[name].entries.values())
+        if not all(known for _, known in told):
+            warn(
+                "with several optimizers, couplings that depend on learning rates or are of your own making are not "
+                "recorded: synthesize() cannot use the snapshots of such averages"
+            )
+        return []
 
     def _check_folder(self) -> None:
         """Refuse a folder that holds another run, before anything is written."""
@@ -147,7 +160,8 @@ class Recorder:
 
     def _begin_session(self, step: int) -> None:
         """Begin to record after a step that this or another process has come to."""
-        self._known, self._calls, self._era = step, 0, self._source.era
+        self._known, self._era = step, self._source.era
+        self._calls: dict[int, int] = {}  # since then, by the clock of the optimizer
         self._due = self.rhythm.next(step)
         past = Folder(self.folder).sessions
         generation = 1 + max((session.generation for session in past), default=-1)
@@ -176,13 +190,14 @@ class Recorder:
             self._begin_session(self._belay.step - 1)
             self._history.restart(self._known)
         self._history.observe(work, self._belay)
-        self._calls += 1
-        if self._calls < self._due - self._known:
+        optimizer = id(work.count)
+        self._calls[optimizer] = self._calls.get(optimizer, 0) + 1
+        if self._calls[optimizer] < self._due - self._known:
             return
-        self._known, self._calls = self._belay.step, 0
+        self._known, self._calls = self._source.step, {}
         if self._known >= self._due:
             self._due = self.rhythm.next(self._known)
-            if self._source.averages.began:
+            if self._source.began:
                 self._record(self._known)
 
     def record(self) -> None:
@@ -191,7 +206,7 @@ class Recorder:
             raise RuntimeError("record() after close(): make a new Recorder")
         if self._source.inside:
             raise RuntimeError("record() inside averaged(): leave the block first")
-        self._record(self._belay.step)
+        self._record(self._source.step)
 
     def _record(self, step: int, names: Sequence[str | None] | None = None) -> None:
         self._tell_problems()
@@ -284,14 +299,15 @@ class Recorder:
             return
         try:
             self._background.wait()
-            step = self._belay.step
-            whole = self._source.averages.began and not self._source.inside and not self._belay._stepper.torn
+            step = self._source.step
+            whole = self._source.began and not self._source.inside and not self._source.torn
             if record and whole and step > 0 and step not in self.recorded:
                 self._record(step)
         finally:
             self._open = False
-            stepper = self._belay._stepper
-            stepper.observers = tuple(each for each in stepper.observers if each != self._observe)
+            for part in self._source.parts.each:
+                others = (each for each in part.stepper.observers if each != self._observe)
+                part.stepper.observers = tuple(others)
             self._background.wait()
         self.wait()
 

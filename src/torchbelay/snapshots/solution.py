@@ -53,7 +53,7 @@ class Known(NamedTuple):
     @property
     def power(self) -> tuple[float, float] | None:
         """The time and the exponent of a power function that began with the run; None for anything else."""
-        story, step = self.story, self.snapshot.step
+        story, step = self.story, self.column.step
         if story is None or (story.born, story.every, story.table) != (0, 1, None) or not step:
             return None
         method = method_of(story)
@@ -64,7 +64,8 @@ class Solver:
     """Solves for one or several targets at one step of a run."""
 
     def __init__(self, folder: Folder, at: int) -> None:
-        self.at, self.stories = at, Stories(folder, at)
+        self.folder, self.at = folder, at
+        self._stories: dict[int, Stories] = {}
         self.usable = [each for each in folder.snapshots if each.step <= at]
         contents = [_names(snapshot) for snapshot in self.usable]
         last = [i for i, each in enumerate(self.usable) if each.step == self.usable[-1].step]
@@ -73,26 +74,40 @@ class Solver:
         alike: dict[object, list[str]] = {}
         for name in sorted(set().union(*(contents[i] for i in last)) - self.copied.keys()):
             held = ((i, each) for i, each in enumerate(self.usable) if name in contents[i])
-            alike.setdefault(tuple((i, each.story(name), each.pull.of(name)) for i, each in held), []).append(name)
+            told = tuple((i, each.story(name), each.pull.of(name), each.count(name)) for i, each in held)
+            alike.setdefault(told, []).append(name)
         self.groups = [self._group(names, contents) for names in alike.values()]
 
     def _group(self, names: Sequence[str], contents: Sequence[frozenset[str]]) -> "_Group":
         name = names[0]
         snapshots = [each for each, held in zip(self.usable, contents, strict=True) if name in held]
+        at = self._own_step(name, snapshots)
+        stories = self._stories.setdefault(at, Stories(self.folder, at))
         pulling = (each.pull.of(name) for each in snapshots)
-        dynamics = Dynamics(self.stories, [story for story in pulling if story is not None])
+        dynamics = Dynamics(stories, [story for story in pulling if story is not None])
         known = []
         for each in snapshots:
-            story = each.story(name)
-            column = dynamics.weights(each.step) if story is None else dynamics.average(story, each.step)
+            story, step = each.story(name), each.count(name)
+            column = dynamics.weights(step) if story is None else dynamics.average(story, step)
             if column is not None:
                 known.append(Known(each, story, column))
-        if not any(each.snapshot.step for each in known):
+        if not any(each.column.step for each in known):
             raise ValueError(
                 f"no snapshot tells how the average of {name!r} came about: its couplings depend on learning rates "
                 "that were not recorded; record averages that only watch, as torchbelay.snapshots.defaults()"
             )
-        return _Group(tuple(names), tuple(known), dynamics)
+        return _Group(tuple(names), tuple(known), dynamics, at)
+
+    def _own_step(self, name: str, snapshots: Sequence[Snapshot]) -> int:
+        """Return the steps that the optimizer of a tensor had taken at the step that is asked for."""
+        if snapshots[-1].step == self.at:
+            return snapshots[-1].count(name)
+        if any(name in each.counts for each in snapshots):
+            raise ValueError(
+                f"at={self.at} has no snapshot, and only snapshots tell how often the optimizer of {name!r} had "
+                f"stepped; choose at={snapshots[-1].step}, or another step that has snapshots"
+            )
+        return self.at
 
     def solve(self, target: Target, norm: Norm) -> tuple[Solution, ...]:
         """Return the solutions of all tensors."""
@@ -100,8 +115,8 @@ class Solver:
         for group in self.groups:
             aim = self._own(target, group)
             if aim is None:
-                asked = aim_at(target, self.at)
-                aim = group.dynamics.target(asked, self.at)
+                asked = aim_at(target, group.at)
+                aim = group.dynamics.target(asked, group.at)
                 strange |= asked.pulls
             found.append(_solve(group, target, aim, norm))
         if strange:
@@ -111,12 +126,13 @@ class Solver:
             )
         return tuple(found)
 
-    def _own(self, target: Target, group: "_Group") -> Column | None:
+    @staticmethod
+    def _own(target: Target, group: "_Group") -> Column | None:
         """Return the average that pulled the weights, if the target is that very one."""
         if not isinstance(target, window | decay):
             for story in reversed(group.dynamics.pulling):
                 if same(story.method, describe(target)):
-                    return group.dynamics.average(story, self.at)
+                    return group.dynamics.average(story, group.at)
         return None
 
 
@@ -126,6 +142,7 @@ class _Group(NamedTuple):
     names: tuple[str, ...]
     known: tuple[Known, ...]
     dynamics: Dynamics
+    at: int  # the steps that their optimizer had taken
 
 
 def _solve(group: _Group, target: Target, aim: Column, norm: Norm) -> Solution:
@@ -154,9 +171,9 @@ def _combine_profiles(group: _Group, target: Target, at: int) -> Combination:
     Points are the weights wherever they were, so that it does not matter what pulled them. An average that pulled is no
     average of points, and gets the weight 0.
     """
-    powers = [each.power for each in group.known if each.snapshot.step]
+    powers = [each.power for each in group.known if each.column.step]
     if isinstance(target, power_ema) and all(power is not None for power in powers):
-        chosen = [bool(each.snapshot.step) for each in group.known]  # the first weights are no power function
+        chosen = [bool(each.column.step) for each in group.known]  # the first weights are no power function
         found = combine_powers([power for power in powers if power is not None], (float(at), target.exponent))
     else:
         asked = aim_at(target, at)
@@ -166,7 +183,7 @@ def _combine_profiles(group: _Group, target: Target, at: int) -> Combination:
         free = Dynamics(stories, ())
         chosen = [each.story is None or not stories.pulls(each.story) for each in group.known]
         columns = [
-            free.weights(each.snapshot.step) if each.story is None else free.average(each.story, each.snapshot.step)
+            free.weights(each.column.step) if each.story is None else free.average(each.story, each.column.step)
             for each, use in zip(group.known, chosen, strict=True)
             if use
         ]
