@@ -9,7 +9,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 import torchbelay as tb
-from helpers.recorded_runs import Walk
+from helpers.recorded_runs import Walk, relative_error
 from helpers.small import batch, mlp, same, train, with_batchnorm
 from torchbelay.snapshots import Recorder, synthesize, window
 from torchbelay.snapshots.folder import Folder
@@ -192,20 +192,62 @@ def test_the_count_of_steps_is_read_only_when_a_snapshot_may_be_due(tmp_path: Pa
     """Reading may wait for a device: not at every step."""
     from torchbelay.belay.clock import Clock
 
-    run = Walk(size=3)
+    run = Walk(tb.methods.ema(0.9), size=3, spectators={})  # its coupling is constant, so that Belay reads no count
     made = run.record(tmp_path, every=10)
     reads = []
     count = Clock.count.fget
     monkeypatch.setattr(Clock, "count", property(lambda self: reads.append(None) or count(self)))
-    monkeypatch.setattr(run.belay._stepper, "_plan", None)
-    watched = run.belay._stepper.observers[0]
-    run.belay._stepper.observers = ()
-    for _ in range(9):
-        watched(None)  # type: ignore[arg-type]
+    run.steps(9)
     assert reads == []
-    watched(None)  # type: ignore[arg-type]
+    run.steps(1)
     assert reads
     made.close()
+
+
+def test_several_optimizers_that_step_in_turn_are_recorded_after_the_last(tmp_path: Path) -> None:
+    model = mlp(torch.float64)
+    optimizers = [torch.optim.SGD(model[i].parameters(), lr=0.05) for i in (0, 2)]
+    spectators = {**tb.snapshots.defaults(), "target": tb.methods.ema(half_life=6.0)}
+    belay = tb.Belay(model, optimizers, tb.methods.ema(0.9), spectators=spectators)
+    with Recorder(belay, tmp_path, every=4, averages=["average", "power_05", "power_10"]) as made:
+        for step in range(40):
+            model.zero_grad()
+            (model(batch(step, torch.float64)) - 1).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert made.recorded == [0, *range(4, 41, 4)]
+    found = synthesize(tmp_path, tb.methods.ema(half_life=6.0), max_error=0.2)
+    assert not any(each.counts for each in found.folder.snapshots)
+    assert len(found.solutions) == 1
+    wanted, state = belay.average_state_dict("target"), found.state_dict()
+    for name in wanted:
+        assert relative_error(state[name], wanted[name], model.state_dict()[name]) < 0.1
+
+
+def test_an_optimizer_that_steps_less_often_has_its_own_profile(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.often, model.seldom = (nn.Parameter(torch.zeros(3000, dtype=torch.float64)) for _ in range(2))
+    optimizers = [torch.optim.SGD([p], lr=1.0) for p in model.parameters()]
+    spectators = {**tb.snapshots.defaults(), "target": tb.methods.ema(half_life=10.0)}
+    belay = tb.Belay(model, optimizers, tb.methods.ema(0.9), spectators=spectators)
+    generator = torch.Generator().manual_seed(0)
+    with Recorder(belay, tmp_path, every=6, averages=["average", "power_05", "power_10"]):
+        for step in range(1, 121):
+            for i, optimizer in ((1, optimizers[1]), (0, optimizers[0])):
+                (p,) = optimizer.param_groups[0]["params"]
+                p.grad = torch.randn(3000, dtype=torch.float64, generator=generator)
+                if i == 0 or step % 3 == 0:
+                    optimizer.step()
+    found = synthesize(tmp_path, tb.methods.ema(half_life=10.0), max_error=0.5)
+    assert found.folder.snapshots[-1].counts == {"seldom": 40}
+    assert len(found.solutions) == 2
+    wanted, state = belay.average_state_dict("target"), found.state_dict()
+    for solution in found.solutions:
+        (name,) = solution.names
+        actual = relative_error(state[name], wanted[name], model.state_dict()[name])
+        assert actual == pytest.approx(solution.predicted_error, rel=0.08)
+    with pytest.raises(ValueError, match=r"at=119 has no snapshot, .* optimizer of 'seldom'"):
+        synthesize(tmp_path, tb.methods.ema(half_life=10.0), at=119)
 
 
 # Refusals and trouble ------------------------------------------------------------------------------------------------

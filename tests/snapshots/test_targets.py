@@ -55,6 +55,8 @@ def test_anything_but_a_call_of_a_known_name_is_refused_with_the_choices(text: s
     ("text", "message"),
     [
         ("ema(open('x'))", "not a plain value"),
+        ("ema(cosine(open('x'), 1.0, 5))", "not a plain value"),
+        ("ema(cosine(0.9, 1.0))", "missing 1 required positional argument"),
         ("ema((1, 2))", "not a number or a text"),
         ("ema({1: 2})", "not a number or a text"),
         ("ema(**{'decay': 0.9})", "write every argument out"),
@@ -69,6 +71,11 @@ def test_anything_but_a_call_of_a_known_name_is_refused_with_the_choices(text: s
 def test_values_that_cannot_be_are_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(text)
+
+
+def test_a_schedule_may_stand_in_place_of_a_number() -> None:
+    found = parse("ema(cosine(0.996, 1.0, steps=100))")
+    assert found == tb.methods.ema(tb.schedules.cosine(0.996, 1.0, steps=100))
 
 
 def test_a_list_tells_one_target_per_value() -> None:

@@ -7,7 +7,7 @@ import ast
 import inspect
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchbelay.belay.cohort import inertias
-from torchbelay.physics import arguments, methods
+from torchbelay.physics import arguments, methods, schedules
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, uncalled
 from torchbelay.physics.spring import Spring
@@ -75,6 +75,7 @@ class decay:
 
 Target = Method | window | decay
 
+_SCHEDULES: dict[str, Callable[..., Any]] = {name: getattr(schedules, name) for name in schedules.__all__}
 _TARGETS: dict[str, Callable[..., Target]] = {
     **{name: getattr(methods, name) for name in methods.__all__ if name != "Method"},
     "Spring": Spring,
@@ -173,18 +174,23 @@ def parse_family(text: str) -> list[Target]:
     name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
     if not isinstance(call, ast.Call) or name not in _TARGETS:
         raise ValueError(f"{text!r} is not a call of a known target, as ema(half_life=2000); {_choices()}")
+    return [_call(_TARGETS[name], call, chosen) for chosen in itertools.product(*map(_values, _arguments(call)))]
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    """Return the values of all arguments of a call, as they are written."""
     if any(keyword.arg is None for keyword in call.keywords):
-        raise ValueError(f"{text!r} has an argument **…; write every argument out")
-    values = [_values(each) for each in call.args] + [_values(each.value) for each in call.keywords]
-    names = [each.arg or "" for each in call.keywords]
-    found = []
-    for chosen in itertools.product(*values):
-        plain, named = chosen[: len(call.args)], chosen[len(call.args) :]
-        try:
-            found.append(_TARGETS[name](*plain, **dict(zip(names, named, strict=True))))
-        except TypeError as problem:
-            raise ValueError(f"{text!r}: {problem}") from problem
-    return found
+        raise ValueError(f"{ast.unparse(call)!r} has an argument **…; write every argument out")
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _call(make: Callable[..., Any], call: ast.Call, values: Sequence[Any]) -> Any:
+    """Return what a known function makes of these values, in the order of `_arguments`."""
+    plain, named = values[: len(call.args)], values[len(call.args) :]
+    try:
+        return make(*plain, **dict(zip([each.arg or "" for each in call.keywords], named, strict=True)))
+    except TypeError as problem:
+        raise ValueError(f"{ast.unparse(call)!r}: {problem}") from problem
 
 
 def check(target: object) -> Target:
@@ -207,9 +213,11 @@ def _values(node: ast.expr) -> list[Any]:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return a number, a text, True, False, None or inf; refuse everything else."""
+    """Return a number, a text, True, False, None, inf or a schedule; refuse everything else."""
     if isinstance(node, ast.Name) and node.id == "inf":
         return math.inf
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _SCHEDULES:
+        return _call(_SCHEDULES[node.func.id], node, [_value(each) for each in _arguments(node)])
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError) as problem:
