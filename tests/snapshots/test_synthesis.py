@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import torchbelay as tb
 from helpers.recorded_runs import Walk, relative_error
 from helpers.small import batch, same
 from torchbelay.physics.method import Method
-from torchbelay.snapshots import decay, synthesize, window
+from torchbelay.snapshots import Recorder, decay, synthesize, window
 from torchbelay.snapshots.least_squares import combine_powers
 from torchbelay.snapshots.synthesis import synthesize_all
 
@@ -111,6 +112,27 @@ def test_profiles_of_target_and_synthesis_differ_by_the_predicted_error(walk: tu
     target, made = found.profiles()
     assert len(target) == len(made) == 1000
     assert float((made - target).norm() / (target - 1).norm()) == pytest.approx(found.predicted_error, rel=1e-6)
+
+
+def test_in_float32_rounding_errors_are_part_of_the_prediction(tmp_path: Path) -> None:
+    """Updates of a thousandth of a weight. Without that part, some predictions would be 50 times too small."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.randn(2000, generator=generator))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    targets = {f"{n}": tb.methods.ema(half_life=float(n)) for n in (10, 40, 160, 640)}
+    spectators = {**tb.snapshots.defaults(), **targets}
+    belay = tb.Belay(model, optimizer, tb.methods.ema(0.99), spectators=spectators)
+    with Recorder(belay, tmp_path, every=50, averages=["average", "power_05", "power_10"]):
+        for _ in range(2000):
+            model.weight.grad = torch.randn(2000, generator=generator)
+            optimizer.step()
+    for name, target in targets.items():
+        found = synthesize(tmp_path, target, max_error=1.0)
+        wanted = belay.average_state_dict(name)["weight"].double()
+        made = found.state_dict()["weight"].double()
+        actual = relative_error(made, wanted, model.weight.detach().double())
+        assert found.predicted_error / 5 < actual < 3 * found.predicted_error, name
 
 
 # A run that is pulled ------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Told(NamedTuple):
 _NOTHING = Told()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """An average, or the weights (`average` is None), at a step, in a file."""
 

@@ -22,6 +22,8 @@ from .profiles import profile
 from .targets import Target, aim_at, decay, label, window
 
 _ROUNDING = 1e-11  # relative to the norm of a profile
+_UPDATE = 1e-3  # the size of an update relative to that of a weight, by which rounding errors of snapshots are judged
+_UNITS = 2.5  # an average's rounding error in units of the last place: those of many steps add up
 
 
 class Solution(NamedTuple):
@@ -49,6 +51,12 @@ class Known(NamedTuple):
     snapshot: Snapshot
     story: Story | None
     column: Column
+    dtype: torch.dtype
+
+    @property
+    def rounding(self) -> float:
+        """The rounding error of an average, in updates. Weights are what the run had, and so have none."""
+        return 0.0 if self.story is None else _UNITS * torch.finfo(self.dtype).eps / _UPDATE
 
     @property
     def power(self) -> tuple[float, float] | None:
@@ -67,30 +75,32 @@ class Solver:
         self.folder, self.at = folder, at
         self._stories: dict[int, Stories] = {}
         self.usable = [each for each in folder.snapshots if each.step <= at]
-        contents = [_names(snapshot) for snapshot in self.usable]
+        contents = [_dtypes(snapshot) for snapshot in self.usable]
         last = [i for i, each in enumerate(self.usable) if each.step == self.usable[-1].step]
         # buffers are not averaged: those of the last snapshot count
         self.copied: Mapping[str, Snapshot] = {name: self.usable[i] for i in last for name in self.usable[i].copied}
         alike: dict[object, list[str]] = {}
-        for name in sorted(set().union(*(contents[i] for i in last)) - self.copied.keys()):
+        for name in sorted({name for i in last for name in contents[i]} - self.copied.keys()):
             held = ((i, each) for i, each in enumerate(self.usable) if name in contents[i])
-            told = tuple((i, each.story(name), each.pull.of(name), each.count(name)) for i, each in held)
+            told = tuple(
+                (i, each.story(name), each.pull.of(name), each.count(name), contents[i][name]) for i, each in held
+            )
             alike.setdefault(told, []).append(name)
         self.groups = [self._group(names, contents) for names in alike.values()]
 
-    def _group(self, names: Sequence[str], contents: Sequence[frozenset[str]]) -> "_Group":
+    def _group(self, names: Sequence[str], contents: Sequence[Mapping[str, torch.dtype]]) -> "_Group":
         name = names[0]
-        snapshots = [each for each, held in zip(self.usable, contents, strict=True) if name in held]
-        at = self._own_step(name, snapshots)
+        snapshots = {each: held[name] for each, held in zip(self.usable, contents, strict=True) if name in held}
+        at = self._own_step(name, list(snapshots))
         stories = self._stories.setdefault(at, Stories(self.folder, at))
         pulling = (each.pull.of(name) for each in snapshots)
         dynamics = Dynamics(stories, [story for story in pulling if story is not None])
         known = []
-        for each in snapshots:
+        for each, dtype in snapshots.items():
             story, step = each.story(name), each.count(name)
             column = dynamics.weights(step) if story is None else dynamics.average(story, step)
             if column is not None:
-                known.append(Known(each, story, column))
+                known.append(Known(each, story, column, dtype))
         if not any(each.column.step for each in known):
             raise ValueError(
                 f"no snapshot tells how the average of {name!r} came about: its couplings depend on learning rates "
@@ -150,7 +160,11 @@ def _solve(group: _Group, target: Target, aim: Column, norm: Norm) -> Solution:
     own = -1 if aim.life is None else aim.life.filter.own
     beside = Column(aim.life, aim.step, own) if own >= 0 else group.dynamics.weights(aim.step)
     rows = matrix([*columns, aim, beside])
-    given, wanted, away = rows[:, :-2], rows[:, -2], rows[:, -2] - rows[:, -1]
+    away = rows[:, -2] - rows[:, -1]
+    # large weights that cancel would blow up the rounding errors of snapshots, which count as updates of their own
+    rounding = torch.tensor([each.rounding for each in group.known], dtype=torch.float64)
+    given = torch.cat([rows[:, :-2], torch.diag(rounding)])
+    wanted = torch.cat([rows[:, -2], torch.zeros_like(rounding)])
     found = combine(given, wanted) if norm == "updates" else _combine_profiles(group, target, aim.step)
     error = float((given @ found.weights - wanted).norm())
     snapshots = tuple(each.snapshot for each in group.known)
@@ -194,9 +208,9 @@ def _combine_profiles(group: _Group, target: Target, at: int) -> Combination:
     return Combination(weights, found.condition)
 
 
-def _names(snapshot: Snapshot) -> frozenset[str]:
+def _dtypes(snapshot: Snapshot) -> dict[str, torch.dtype]:
     with snapshot.open() as file:
-        return frozenset(file.names)
+        return {name: info.dtype for name, info in file.tensors.items()}
 
 
 def _profile(column: Column) -> Tensor:

@@ -27,8 +27,9 @@ class Synthesis:
     """An average that was not trained along: the weights of the snapshots that make it, and how good it is.
 
     `predicted_error` is the expected distance from the average that would have been trained along, relative to its
-    distance from the weights, ‖w2 − w1‖, if the updates of the run are white: of equal size and uncorrelated. It is
-    known before any weight is read. If tensors have different solutions, it is that of the worst.
+    distance from the weights, ‖w2 − w1‖, if the updates of the run are white: of equal size and uncorrelated. Rounding
+    errors of the snapshots are part of it, with an update taken for a thousandth of a weight. It is known before any
+    weight is read. If tensors have different solutions, it is that of the worst.
     """
 
     folder: Folder
@@ -163,11 +164,12 @@ def synthesize_all(
     results = [Synthesis(found, target, step, norm, solver.solve(target, norm), solver.copied) for target in wanted]
     for result in results:
         if max_error is not None and not result.predicted_error <= max_error:
-            raise ValueError(_refusal(result, max_error))
+            raise ValueError(refusal(result, max_error))
     return results
 
 
-def _refusal(result: Synthesis, max_error: float) -> str:
+def refusal(result: Synthesis, max_error: float) -> str:
+    """Return why a synthesis is refused, and the cure."""
     steps = result.folder.steps
     near = min(steps, key=lambda step: abs(step - result.at))
     cure = "record more snapshots, or averages whose memory is closer to the target's"
