@@ -12,7 +12,7 @@ from ._version import __version__ as __version__
 if TYPE_CHECKING:
     from . import optim, snapshots
     from .belay import Belay
-    from .physics import methods, schedules
+    from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
     from .physics.spring import Spring
@@ -27,6 +27,7 @@ __all__ = [
     "UnstableSpringWarning",
     "methods",
     "optim",
+    "readouts",
     "schedules",
     "snapshots",
 ]
@@ -47,6 +48,7 @@ _MODULES = {
     "optim": "torchbelay.optim",
     "options": "torchbelay.options",
     "physics": "torchbelay.physics",
+    "readouts": "torchbelay.physics.readouts",
     "schedules": "torchbelay.physics.schedules",
     "snapshots": "torchbelay.snapshots",
     "testing": "torchbelay.testing",

@@ -160,6 +160,33 @@ def test_steps_by_hand_are_recorded_too(tmp_path: Path) -> None:
     assert Folder(tmp_path).steps == [0, 2, 4, 5]
 
 
+def test_an_average_that_was_given_rates_is_not_used(tmp_path: Path) -> None:
+    model = mlp(torch.float64)
+    belay = tb.Belay(model, None, tb.methods.ema(0.9), spectators=tb.snapshots.defaults())
+    made = Recorder(belay, tmp_path, every=5)
+
+    def update(rate: float | None = None) -> None:
+        with torch.no_grad():
+            for p in model.parameters():
+                p += torch.randn_like(p)
+        belay.update(rate=rate)
+
+    for _ in range(7):
+        update()
+    with pytest.warns(tb.BelayWarning, match=r"update\(rate=...\) moves 'average' in a way"):
+        update(rate=0.5)
+    for _ in range(12):
+        update()
+    made.close()
+    again = Recorder(belay, tmp_path, every=5)  # a resume does not forget it
+    for _ in range(5):
+        update()
+    again.close()
+    found = synthesize(tmp_path, window(10), max_error=1.0)
+    assert {step for name, step in found.weights if name == "average"} == {5}
+    assert {step for name, step in found.weights if name == "power_05"} == {5, 10, 15, 20, 25}
+
+
 def test_nothing_is_recorded_before_the_averages_begin(tmp_path: Path) -> None:
     run = Walk(size=3, start=12)
     with run.record(tmp_path, every=5):

@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 from torchbelay.ops import arithmetic
 from torchbelay.physics.warnings import warn
 
-from . import buffers, checkpoint, family, modules
+from . import beginnings, buffers, checkpoint, family, modules
 from .average import MAIN, Average, Entry, Wanted
 from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
 from .options import Options
-from .parameters import Parameters
+from .parameters import Names, Parameters
 from .shard import local, part_for
 from .validate import pulled_by, warn_of_feedback, warn_of_rounding
 
@@ -46,9 +46,7 @@ class Averages:
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
         self.began = False
         self._wanted: dict[str, list[Wanted]] = {}  # as last found: a model may have changed since
-        self.buffer_slots: dict[
-            str, modules.BufferSlot
-        ] = {}  # where the model had its buffers at the last `fit_buffers()`
+        self.buffer_slots: dict[str, modules.BufferSlot] = {}  # as of the last `fit_buffers()`
 
     def __iter__(self) -> Iterator[Average]:
         return iter(self.each.values())
@@ -61,9 +59,9 @@ class Averages:
         """Return the name and the tensor of every parameter that is averaged, each once."""
         return list({id(e.w1): (e.name, e.w1) for e in self.entries()}.values())
 
-    def wanted(self) -> dict[str, list[Wanted]]:
+    def wanted(self, names: Names | None = None) -> dict[str, list[Wanted]]:
         """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
-        self._wanted = self._parameters_now().wanted(self.each.values())
+        self._wanted = self._parameters_now().wanted(self.each.values(), names)
         return self._wanted
 
     def held(self) -> dict[int, int]:
@@ -78,9 +76,9 @@ class Averages:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def begin(self) -> None:
+    def begin(self, names: Names | None = None) -> None:
         """Let every average start as a copy of the weights."""
-        wanted = self.wanted()
+        wanted = self.wanted(names)
         if self.guard is not None:
             self.guard.check(_distinct(wanted))
         try:
@@ -132,10 +130,9 @@ class Averages:
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids."""
-        entries = self.each[MAIN].entries.values()
         if not self.began:
             return pulled_by(self._wanted[MAIN])
-        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in entries)
+        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in self.each[MAIN].entries.values())
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -168,18 +165,15 @@ class Averages:
         new = [each for each in wanted if id(each.parameter) not in known]
         average.adopt(new, born=self.clock.count, dtype=self._options.dtype)
         if new:
-            _report(
-                f"{len(new)} parameter(s) were added to",
-                new[0].name,
-                f"adopted by {average.name!r} at their present values",
-            )
+            adopted = f"adopted by {average.name!r} at their present values"
+            _report(f"{len(new)} parameter(s) were added to", new[0].name, adopted)
         if gone:
             _report(f"{len(gone)} parameter(s) were taken from", gone[0], f"{average.name!r} averages them no more")
         if average.pulls:
             warn_of_rounding(new, rounding=self._options.rounding)
             warn_of_feedback(new, self.optimizer)
 
-    def refresh_names(self, names: dict[int, str] | None = None) -> None:
+    def refresh_names(self, names: Names | None = None) -> None:
         """Call every entry by the name that the model has for its parameter now, and drop those that left the model.
 
         Refuses a parameter that left the model but is still trained.
@@ -293,12 +287,13 @@ class Averages:
                 "buffers": kept,
                 "own_buffers": rows if self._options.buffers == "average" else int(bool(present or average.buffers)),
             }
+        beginnings.add(found, self.each, averages)
         return found
 
-    def checked(self, state: Mapping[str, Any]) -> Checked:
+    def checked(self, state: Mapping[str, Any], names: Names | None = None) -> Checked:
         """Return a state that fits; refuse one that does not, with nothing changed."""
         parameters = self._parameters_now()
-        wanted = parameters.wanted(self.each.values())
+        wanted = parameters.wanted(self.each.values(), names)
         self.fit_buffers()
         expected = {name: self._expected(average, wanted[name]) for name, average in self.each.items()}
         now = self._checkpointed_buffers()
@@ -306,7 +301,9 @@ class Averages:
             name: {each: (b, self._kept_dtype(average.buffers.get(each), b)) for each, b in now.items()}
             for name, average in self.each.items()
         }
-        return Checked(state, checkpoint.checked(state, self._options, expected, homes), parameters, wanted)
+        saved = checkpoint.checked(state, self._options, expected, homes)
+        beginnings.check(self.each, saved, expected)
+        return Checked(state, saved, parameters, wanted)
 
     def load(self, checked: Checked) -> None:
         """Go on from a state that fits."""
@@ -323,6 +320,7 @@ class Averages:
                 average.clear()
                 average.adopt(self._wanted[name], born=0, dtype=self._options.dtype)
             checkpoint.restore(average, saved[name], state["step"])
+        beginnings.load(self.each, saved)
         if self.began:
             self.fit_buffers()
             for name, average in self.each.items():
@@ -346,7 +344,7 @@ class Averages:
 
     def _blank(self, average: Average, wanted: list[Wanted], device: str | None = None) -> Average:
         """Return what an average would be if it began now."""
-        blank = Average(average.name, average.rule, pulls=average.pulls, hosted=average.hosted, every=average.every)
+        blank = Average(average.name, average.rule, pulls=average.pulls, home=average.home, every=average.every)
         blank.adopt(wanted, born=self.clock.count, dtype=self._options.dtype, device=device)
         blank.followers = average.followers if self.began else self._new_followers(average)
         return blank

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchbelay._version import __version__
 from torchbelay.physics import arguments
-from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
+from torchbelay.physics.readouts import Readout
 
 from . import checkpoint, company, export, files, modules, shard
 from .average import MAIN, Rule, WholeAverage, as_rule
@@ -34,15 +33,15 @@ class Belay:
         optimizer: any torch.optim.Optimizer over the model's parameters, or the wrapper that accelerate, Fabric or
             Lightning put around one. Belay averages the parameters that it holds. Or several optimizers, as Muon beside
             AdamW, or one per parameter that steps in the backward: each parameter follows the steps of its own, and
-            buffers follow the first. None: call `before_step()` and `after_step()` around the update yourself;
-            parameters that require gradients are averaged.
+            buffers follow the first. None: call `before_step()` and `after_step()` around the update yourself, or
+            `update()` after it; parameters that require gradients are averaged.
         method: a method of `torchbelay.methods`, a Spring, or any object with `coupling(step, lr)`. Or a function
             (name, parameter) -> method, which returns None for a parameter that is not to be averaged. With
             buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
         replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
-            `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
+            `keep_initial`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
     needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
@@ -125,28 +124,64 @@ class Belay:
         with signals_held():
             self._stepper.after()
 
+    def update(self, *, rate: float | None = None) -> None:
+        """Let the averages follow the weights as they are now: call this alone, after you updated them by hand.
+
+        For averages that only follow the weights after a step (a = 0, follow="after"), as `Spring.ema` and
+        `methods.swa`; with others, call `before_step()` and `after_step()`. It counts as a step.
+
+        `rate`, from 0 to 1, is the share of the new weights in the average at this update alone, whatever the method
+        and `every` say: 1 copies the weights. Averaged buffers take the same share. Spectators follow their own
+        methods.
+
+        >>> from torchbelay import Spring
+        >>> critic = nn.Linear(1, 1, bias=False)
+        >>> target = Belay(critic, None, Spring.ema(decay=0.75))
+        >>> nn.init.zeros_(critic.weight).requires_grad
+        True
+        >>> target.update(rate=1.0)
+        >>> nn.init.ones_(critic.weight).requires_grad
+        True
+        >>> target.update()
+        >>> target.average_state_dict()["weight"].item()
+        0.25
+        """
+        self._refuse_if_attached("update")
+        self._parts.refuse_inside("update")
+        if self._stepper.under_way and not self._stepper.torn:
+            raise RuntimeError("update() between before_step() and after_step(): call after_step() first")
+        share = None if rate is None else arguments.number("rate", rate, low=0, open_low=False)
+        if share is not None and share > 1:
+            raise ValueError(f"rate={rate!r} is out of range; it needs rate ≥ 0 and rate ≤ 1")
+        self._averages.parameters.given_lr = None
+        self._stepper.update(share)
+
     # The average -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def averaged(self, name: str = MAIN) -> Iterator[Any]:
+    def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
         """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 
         The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
         do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
         average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
         that have a Python handler wait while weights and average trade places.
+
+        With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
+        weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
         """
         average, member = self._average(name), self._parts.member
         if member.swap is not None:
-            if member.swap.average.name != name:
-                inside = f"averaged({member.swap.average.name!r})"
-                raise RuntimeError(f"averaged({name!r}) inside {inside}: leave that block first")
+            if member.swap.average.name != name or member.swap.readout != readout:
+                inside = _block(member.swap.average.name, member.swap.readout)
+                raise RuntimeError(f"{_block(name, readout)} inside {inside}: leave that block first")
             yield as_given(self._model)
             return
         company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
         self._parts.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
+        reading = self._parts.reading(average, readout)
+        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, reading=reading)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
@@ -171,11 +206,13 @@ class Belay:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
+    def average_state_dict(
+        self, name: str = MAIN, *, full: bool = False, readout: Readout | None = None
+    ) -> dict[str, Any]:
         """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
 
-        The result loads into an unwrapped model with `load_state_dict(strict=True)`. Tensors have the parameters'
-        dtypes; `state_dict()` has the averages in their own.
+        With a `readout` it is that mixture of weights and average. The result loads into an unwrapped model with
+        `load_state_dict(strict=True)`. Tensors have the parameters' dtypes; `state_dict()` has averages in their own.
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time. Every rank must call; the other ranks get {}.
@@ -184,31 +221,24 @@ class Belay:
         if self._parts.member.swap is None:
             self._parts.follow_model()
         take = shard.gathered if full else modules.copied
-        state = export.with_average(self._model, average, self._parts.member, take)
+        reading = self._parts.reading(average, readout)
+        state = export.with_average(self._model, average, self._parts.member, take, reading)
         return state if not full or shard.is_first_rank() else {}
 
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, readout: Readout | None = None) -> None:
         """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
 
-        The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
-        torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
+        The file holds `average_state_dict(name, full=True, readout=readout)`; its metadata name method, readout, step
+        and the version of torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
         """
         export.require()
         average = self._average(name)
         spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
         if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
             files.destination(path)
-        state = self.average_state_dict(name, full=True)
-        if not shard.is_first_rank():
-            return
-        methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
-        about = {
-            "average": name,
-            "method": "; ".join(methods) or f"none before step {self._options.start}",
-            "step": str(self.step),
-            "torchbelay": __version__,
-        }
-        export.write(path, state, about)
+        state = self.average_state_dict(name, full=True, readout=readout)
+        if shard.is_first_rank():
+            export.write(path, state, export.about(average, readout, step=self.step, start=self._options.start))
 
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""
@@ -302,22 +332,7 @@ class Belay:
         )
 
     def __repr__(self) -> str:
-        entries = self._parts.averages[MAIN].entries.values()
-        methods = list(dict.fromkeys(repr(e.method) for e in entries))
-        about = [
-            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
-            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
-            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
-        ]
-        if not entries:
-            about = [f"begins after step {self._options.start}"]
-        if len(self._parts.averages) > 1:
-            about.append(f"spectators {', '.join(list(self._parts.averages)[1:])}")
-        if len(self._parts.each) > 1:
-            about.append(f"{len(self._parts.each)} optimizers")
-        if self._optimizer is None:
-            about.append("steps by hand")
-        return f"Belay({'; '.join(about)}; impl={self._parts.path()!r}; step {self.step})"
+        return f"Belay({'; '.join(self._parts.about())})"
 
 
 def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None) -> dict[str, Rule]:
@@ -332,9 +347,5 @@ def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None
     return rules
 
 
-def _label(method: Method) -> str:
-    """Return a method as a text for readers; the name of its class if a checkpoint could not tell it."""
-    try:
-        return describe(method)
-    except ValueError:
-        return type(method).__qualname__
+def _block(name: str, readout: Readout | None) -> str:
+    return f"averaged({name!r})" if readout is None else f"averaged({name!r}, readout={readout!r})"

@@ -91,7 +91,7 @@ def followers(average: Average, buffers: Mapping[str, Tensor], born: int, lr: fl
         key = key_of(method)
         if key not in alike:
             # It never pulls a buffer, whatever it does to weights.
-            check_method(method, lr, pulls=True, hosted=False, average=average.name, every=average.every)
+            check_method(method, lr, pulls=True, home=None, average=average.name, every=average.every)
             alike[key] = follower(method.fresh() if isinstance(method, Remembers) else method, born, average.every)
         found[name] = alike[key]
     return found

@@ -16,6 +16,8 @@ from .models import Loose, Several
 from .shard import reshard
 from .validate import check_method
 
+Names = dict[int, str]  # of parameters, by their ids
+
 
 class Parameters:
     """The parameters of every group of the optimizer as last seen; without an optimizer, all that require gradients."""
@@ -66,9 +68,12 @@ class Parameters:
         lr = self.given_lr if self._optimizer is None else self._optimizer.param_groups[group].get("lr")
         return None if lr is None else float(lr)
 
-    def wanted(self, averages: Collection[Average]) -> dict[str, list[Wanted]]:
-        """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
-        names = modules.names_by_id(self._model)
+    def wanted(self, averages: Collection[Average], names: Names | None = None) -> dict[str, list[Wanted]]:
+        """Return what each average is to follow; refuses what cannot be averaged, and changes nothing.
+
+        `names` are those of the model's parameters, by id, if they are known: many optimizers ask for them at once.
+        """
+        names = modules.names_by_id(self._model) if names is None else names
         found: dict[str, list[Wanted]] = {average.name: [] for average in averages}
         checked: dict[tuple[Any, str], Method] = {}  # equal methods become one, so that their tensors move together
         for group, parameters in enumerate(self._held):
@@ -86,7 +91,7 @@ class Parameters:
                             method,
                             0.0 if self._optimizer is None else self.lr(group) or 0.0,
                             pulls=average.pulls,
-                            hosted=average.hosted,
+                            home=average.home,
                             average=average.name,
                             every=average.every,
                         )
@@ -94,7 +99,7 @@ class Parameters:
                     found[average.name].append(Wanted(name, p, checked[key], group))
         return found
 
-    def _name(self, names: dict[int, str], p: Tensor, group: int, index: int) -> str:
+    def _name(self, names: Names, p: Tensor, group: int, index: int) -> str:
         if id(p) not in names:
             several = isinstance(self._model, Several)
             raise ValueError(

@@ -14,6 +14,7 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchbelay.physics.readouts import Readout
 from torchbelay.physics.warnings import warn
 
 from . import company, family, joint, modules
@@ -21,7 +22,10 @@ from .average import MAIN, Average, Entry, Rule, WholeAverage
 from .averages import Averages
 from .clock import Clock
 from .cohort import Cohort
+from .initial import Initial
 from .options import Options
+from .parameters import Names
+from .readout import Reading
 from .stepper import Stepper
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
@@ -30,7 +34,7 @@ from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_roundi
 class Part:
     """What follows one optimizer, or steps that are taken by hand."""
 
-    unseen: Unseen  # from when it is attached
+    unseen: Unseen  # from when it begins
 
     def __init__(
         self,
@@ -39,20 +43,20 @@ class Part:
         rules: Mapping[str, Rule],
         options: Options,
         member: company.Member,
+        initial: Initial,
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, hosted=options.hosted, every=options.every)
+            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial)
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)
         self.stepper = Stepper(model, optimizer, self.averages, options, self.clock, member)
 
-    def attach(self) -> None:
-        """Begin the averages, unless they begin later, and follow the optimizer."""
+    def begin(self, names: Names) -> None:
+        """Begin the averages, unless they begin later."""
         if self.options.start == 0:
-            self.averages.begin()
-        self.stepper.attach()
+            self.averages.begin(names)
         self.unseen = Unseen(self.averages.parameters)
 
     def remember_weights(self) -> None:
@@ -77,9 +81,12 @@ class Part:
 
     def trained(self) -> joint.Trained:
         """Return what a state says of the optimizer."""
-        found = self.averages.wanted().values()
-        names = dict.fromkeys(each.name for wanted in found for each in wanted)
+        names = {e.name: None for e in self.averages.entries()} if self.averages.began else self.wanted_names(None)
         return joint.Trained(self.clock.count, self.averages.began, list(names))
+
+    def wanted_names(self, names: Names | None) -> dict[str, None]:
+        """Return the names of the parameters that averages are to follow, out of those of all parameters."""
+        return {each.name: None for wanted in self.averages.wanted(names).values() for each in wanted}
 
 
 class JointAverage:
@@ -124,9 +131,10 @@ class Parts:
         options: Options,
     ) -> None:
         self._model, self._options, self.member = model, options, company.Member()
+        self._initial = Initial(kept=options.keep_initial)
         others = replace(options, buffers="ignore")
         self.each = [
-            Part(model, optimizer, rules, others if i else options, self.member)
+            Part(model, optimizer, rules, others if i else options, self.member, self._initial)
             for i, optimizer in enumerate(optimizers)
         ]
         self.first = self.each[0]
@@ -142,7 +150,8 @@ class Parts:
     def check(self, *, replace: bool) -> None:
         """Refuse what cannot be averaged, and warn about what will not go well; changes nothing."""
         self._refuse_shared()
-        found = [part.averages.wanted() for part in self.each]
+        names = modules.names_by_id(self._model)
+        found = [part.averages.wanted(names) for part in self.each]
         for name in self.averages:
             if not any(each[name] for each in found):
                 raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
@@ -167,8 +176,11 @@ class Parts:
 
     def attach(self, *, replace: bool) -> None:
         """Begin the averages, unless they begin later, and follow the optimizers."""
+        names = modules.names_by_id(self._model)
         for part in self.each:
-            part.attach()
+            part.begin(names)  # this may refuse; nothing is attached then
+        for part in self.each:
+            part.stepper.attach()
         company.join(self.member, replace=replace)
 
     # What they are as a whole ------------------------------------------------------------------------------------
@@ -226,9 +238,11 @@ class Parts:
                 "from before; call it between two steps"
             )
 
-    def path(self) -> str:
-        """Return the names of the code that moves the averages."""
-        return ", ".join(dict.fromkeys(part.stepper.path() for part in self.each))
+    def reading(self, average: WholeAverage, readout: Readout | None) -> Reading | None:
+        """Return what a readout makes of an average, before anything changes; None without a readout."""
+        if readout is None:
+            return None
+        return Reading(average, [part.averages for part in self.each], readout, self._initial)
 
     def effective_lrs(self) -> list[tuple[int, float]]:
         """Return groups, counted over all optimizers, with what is left of their learning rates in the long run."""
@@ -238,6 +252,26 @@ class Parts:
             found += [(before + group, rate) for group, rate in part.effective_lrs().items()]
             before += part.averages.parameters.number_of_groups()
         return found
+
+    def about(self) -> list[str]:
+        """Return what a reader wants to know, in a few words each."""
+        entries = self.averages[MAIN].entries.values()
+        methods = list(dict.fromkeys(repr(e.method) for e in entries))
+        found = [
+            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
+            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
+            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
+        ]
+        if not entries:
+            found = [f"begins after step {self._options.start}"]
+        if len(self.averages) > 1:
+            found.append(f"spectators {', '.join(list(self.averages)[1:])}")
+        if len(self.each) > 1:
+            found.append(f"{len(self.each)} optimizers")
+        if self.first.optimizer is None:
+            found.append("steps by hand")
+        paths = dict.fromkeys(part.stepper.path() for part in self.each)
+        return [*found, f"impl={', '.join(paths)!r}", f"step {self.step}"]
 
     # Changes -----------------------------------------------------------------------------------------------------
 
@@ -261,9 +295,10 @@ class Parts:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; one that does not fit is refused, and changes nothing."""
-        names = [part.trained().names for part in self.each]
-        states = joint.split(state, names, [part.options for part in self.each])
-        checked = [part.averages.checked(each) for part, each in zip(self.each, states, strict=True)]
+        names = modules.names_by_id(self._model)
+        wanted = [list(part.wanted_names(names)) for part in self.each]
+        states = joint.split(state, wanted, [part.options for part in self.each])
+        checked = [part.averages.checked(each, names) for part, each in zip(self.each, states, strict=True)]
         for part, each in zip(self.each, checked, strict=True):
             part.averages.load(each)
             part.stepper.forget_the_step()

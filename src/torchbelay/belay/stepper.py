@@ -15,7 +15,8 @@ from .clock import Clock
 from .hooks import StepHooks
 from .options import Options
 from .phantom import is_phantom
-from .plan import Plan, Work
+from .plan import Plan, Update, Work
+from .signals import signals_held
 from .states import Idle, Skipped, State, UnderWay
 from .swap import Swap
 from .validate import pulled_by
@@ -45,7 +46,7 @@ class Stepper:
             model, optimizer, averages, options, clock, member,
         )  # fmt: skip
         member.add(self)
-        self.backend = choose(options.impl, rounding=options.rounding, hosted=options.hosted)
+        self.backend = choose(options.impl, rounding=options.rounding, home=options.home)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         alone = averages.guard is not None or not self.backend.fuses
         fusing: object = None if alone else optimizer
@@ -73,7 +74,7 @@ class Stepper:
         self.forget_the_step()
 
     @torch.no_grad()
-    def before(self) -> None:
+    def before(self, update: Update | None = None) -> None:
         """Decide what the coming step does, and prepare for it; neither weights nor averages are touched."""
         if self._member.swap is not None:
             self._refuse(self._member.swap)
@@ -85,7 +86,7 @@ class Stepper:
         if self._is_phantom():
             self._state = Skipped()
             return
-        self._start(self._fusing)
+        self._start(self._fusing, update)
 
     def _clear_away(self) -> None:
         """End or drop a step that was stopped, or refuse to build upon it."""
@@ -120,9 +121,13 @@ class Stepper:
             "those of the weights, which are back now; compute the gradients again"
         )
 
-    def _start(self, fusing: FusingOptimizer | None) -> None:
+    def _start(self, fusing: FusingOptimizer | None, update: Update | None) -> None:
         """Make the work of a step, and prepare for it, or hand the work over to an optimizer that takes it."""
         plan = self._current_plan()
+        rate = None
+        if update is not None:
+            rate = update.rate
+            plan.check_update(rate)
         numbered, capturing = plan.needs_step_number(), plan.is_capturing()
         if capturing:
             plan.check_capture(numbered)
@@ -146,13 +151,16 @@ class Stepper:
             capturing,
             self.prepare,
             self.backend.fuse,
+            update=update,
         )
         self._state = UnderWay(work)  # from here on it is known what methods remembered before
-        work.moves = plan.moves(step, self._averages.lr, work.memories)
+        work.moves = plan.moves(step, self._averages.lr, work.memories, rate)
+        if update is not None:
+            plan.check_following(work.moves)
         if self.pulls and not plan.pulls:  # a method that did not say so in time
             company.refuse_second_pull(self._member, self._averages.names())
         if self._options.buffers == "average":
-            work.buffers = plan.buffers(step, self._averages.lr, work.memories)
+            work.buffers = plan.buffers(step, self._averages.lr, work.memories, rate)
         if fusing is None or not fusing.take_over(work):
             self.prepare()
 
@@ -178,7 +186,7 @@ class Stepper:
         if not self.backend.is_current():  # tensors are elsewhere, or laid out or typed otherwise: make the work anew
             self._plan = None
             self._drop_the_last()
-            self._start(None)
+            self._start(None, state.work.update)
             return
         work = state.work
         work.prepared = self.backend.prepare(work.moves, self._clock, capturing=work.capturing)
@@ -235,6 +243,18 @@ class Stepper:
             self._averages.begin_when_due()  # if that is stopped, they begin after the next step
         for observe in self.observers:
             observe(work)
+
+    def update(self, rate: float | None) -> None:
+        """Let averages that only follow take in the weights as they are, with this share of them if it is given."""
+        try:
+            self.before(Update(rate))
+        except BaseException:
+            if not self.torn:
+                self._drop_the_last()
+            raise
+        self.look()
+        with signals_held():
+            self.after()
 
     # What others ask of it ---------------------------------------------------------------------------------------
 

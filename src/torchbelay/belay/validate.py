@@ -74,7 +74,9 @@ def _checked_optimizer(what: str, optimizer: object) -> Optimizer:
     return inner
 
 
-def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, average: str, every: int) -> None:
+def check_method(
+    method: object, lr: float, *, pulls: bool, home: torch.device | None, average: str, every: int
+) -> None:
     """Refuse what is not a method, an unstable one, a pull that is not allowed, and an `every` that does not fit."""
     if (maker := uncalled(method)) is not None:
         raise TypeError(f"the method for {average!r}, {maker}, was not called; give what it makes, as {maker}(...)")
@@ -89,11 +91,11 @@ def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, averag
     coupling = _first_coupling(method, lr)
     if not isinstance(coupling, Coupling):
         raise TypeError(f"{method!r}.coupling(1, {lr}) returned {coupling!r}, not a Coupling")
-    if hosted and pulls_weights(method, lr):
+    if home is not None and pulls_weights(method, lr):
         raise ValueError(
-            f"device='cpu' keeps {average!r} in host memory, but {method!r} pulls the weights: every step would have "
-            "to wait for that memory. Leave device out; averages that only watch can be in a second Belay on the same "
-            "optimizer, with device='cpu'"
+            f"device={str(home)!r} keeps {average!r} apart from the weights, but {method!r} pulls the weights: every "
+            "step would have to wait for what is kept there. Leave device out; averages that only watch can be in a "
+            f"second Belay on the same optimizer, with device={str(home)!r}"
         )
     if not pulls and pulls_weights(method, lr):
         raise ValueError(
@@ -121,6 +123,12 @@ def pulls_weights(method: Method, lr: float) -> bool:
     """Whether the weights will feel the average; a method that pulls only later says so by `pulls`."""
     swings = inertias(method)[0] is not None
     return swings or bool(getattr(method, "pulls", False)) or _first_coupling(method, lr).pulls
+
+
+def only_follows(method: Method) -> bool:
+    """Whether an average needs no more than the weights after a step: it does not pull, lag behind or swing."""
+    coupling = _first_coupling(method, 1e-12)
+    return not pulls_weights(method, 1e-12) and not coupling.needs_copy and inertias(method) == (None, None)
 
 
 def _first_coupling(method: Method, lr: float) -> Coupling:

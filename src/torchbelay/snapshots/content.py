@@ -21,6 +21,8 @@ from torchbelay.physics.method import Method
 from .folder import Session, Snapshot, Story, Told, file_name
 from .targets import parse
 
+GIVEN = "rates given to update()"  # a table that no history has
+
 
 class Content(NamedTuple):
     """A snapshot that is to be written: its tensors on the host, and what is to be said of it."""
@@ -46,6 +48,7 @@ class Source:
     def __init__(self, belay: Belay) -> None:
         self.belay, self.model, self.parts = belay, belay._model, belay._parts
         self._before: dict[str, nn.Parameter] = {}  # parameters that were trained when they were last looked at
+        self.given = False  # whether the main average ever moved at a rate that was given for one step
 
     @property
     def era(self) -> int:
@@ -133,7 +136,10 @@ class Source:
         return Content({key: host_copy(t) for key, t in tensors.items()}, about, _events(tensors))
 
     def _told(self, name: str, trained: Iterable[str]) -> Told:
-        return told_of(name, self.parts.averages[name].entries, self.belay._options.every, trained)
+        found = told_of(name, self.parts.averages[name].entries, self.belay._options.every, trained)
+        if name == MAIN and self.given:
+            return Told(tuple(story._replace(table=GIVEN) for story in found.stories), found.other)
+        return found
 
     def _counts(self, trained: Mapping[str, nn.Parameter], step: int) -> dict[str, int]:
         """Return the steps of tensors whose own optimizer has taken another number of them."""

@@ -18,10 +18,9 @@ from torchbelay.belay.average import MAIN, Average
 from torchbelay.belay.plan import Work
 from torchbelay.belay.shard import is_first_rank
 from torchbelay.physics import arguments
-from torchbelay.physics.methods import power_ema
 from torchbelay.physics.warnings import warn
 
-from .content import Content, Source, text_of
+from .content import GIVEN, Content, Source, text_of
 from .folder import Folder, Session, history_name, rest_name
 from .history import History
 from .spacing import Rhythm, Spacing
@@ -36,19 +35,6 @@ from .writer import (
 )
 
 MOST_WAITING = 1 << 30  # bytes of snapshots that wait in memory; two snapshots may wait, however large they are
-
-
-def defaults() -> dict[str, power_ema]:
-    """Return two averages from which most others can be made: power functions of the widths 0.05 and 0.10.
-
-    They cost one more pass over the weights each, and nothing has to be tuned: give them as `spectators`.
-
-    Reference: Karras et al., "Analyzing and improving the training dynamics of diffusion models", 2024, §3.
-
-    >>> {name: method.sigma_rel for name, method in defaults().items()}
-    {'power_05': 0.05, 'power_10': 0.1}
-    """
-    return {"power_05": power_ema(sigma_rel=0.05), "power_10": power_ema(sigma_rel=0.10)}
 
 
 class Recorder:
@@ -72,9 +58,10 @@ class Recorder:
     records the last step and waits for the disk.
 
     >>> import tempfile
+    >>> import torchbelay as tb
     >>> model = torch.nn.Linear(3, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> belay = Belay(model, optimizer, power_ema(1.0), spectators=defaults())
+    >>> belay = tb.Belay(model, optimizer, tb.methods.ema(0.9), spectators=tb.snapshots.defaults())
     >>> with Recorder(belay, tempfile.mkdtemp(), every=5) as recorder:
     ...     for _ in range(12):
     ...         model(torch.ones(2, 3)).sum().backward()
@@ -151,6 +138,7 @@ class Recorder:
             raise NotADirectoryError(f"folder={str(self.folder)!r} is a file; give a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
         found = Folder(self.folder)
+        self._source.given = any(story.table == GIVEN for each in found.snapshots for story in each.told.stories)
         if found.last > 0 and self._belay.step == 0:
             raise ValueError(
                 f"folder={str(self.folder)!r} holds snapshots up to step {found.last}, and this Belay is at step 0: to "
@@ -189,6 +177,8 @@ class Recorder:
             self._background.wait()  # the new session is to know what the old one wrote
             self._begin_session(self._belay.step - 1)
             self._history.restart(self._known)
+        if work.update is not None and work.update.rate is not None:
+            self._note_given_rate()
         self._history.observe(work, self._belay)
         optimizer = id(work.count)
         self._calls[optimizer] = self._calls.get(optimizer, 0) + 1
@@ -199,6 +189,16 @@ class Recorder:
             self._due = self.rhythm.next(self._known)
             if self._source.began:
                 self._record(self._known)
+
+    def _note_given_rate(self) -> None:
+        """Note that the main average is not what its method makes it."""
+        if not self._source.given:
+            self._source.given = True
+            if MAIN in self.names:
+                warn(
+                    f"update(rate=...) moves {MAIN!r} in a way that its method does not tell: synthesize() cannot use "
+                    "the snapshots of it from now on; record spectators, which follow their own methods"
+                )
 
     def record(self) -> None:
         """Record the present step, whether it is due or not."""
@@ -264,7 +264,7 @@ class Recorder:
             if self._group is not None:
                 write_sharded(self.folder, content, self._group)
             else:
-                write(self.folder, content, _readable(content))
+                write(self.folder, content)
         if self._first:
             self._tidy()
 
@@ -349,15 +349,3 @@ class Recorder:
             size += f", {self.disk_use(steps) / 1e9:,.2f} GB for {steps:,} steps"
         kept = "" if self.keep is None else f", the last {self.keep} kept"
         return f"Recorder({str(self.folder)!r}: {what} {self.rhythm}{kept}; {size})"
-
-
-def _readable(content: Content) -> dict[str, str]:
-    """Return what a person or another program finds in the metadata of a file."""
-    about = content.about
-    methods = dict.fromkeys(story.method for story in about.told.stories)
-    return {
-        "average": about.average or "none: the weights themselves",
-        "method": "; ".join(methods),
-        "step": str(about.step),
-        "torchbelay": __version__,
-    }

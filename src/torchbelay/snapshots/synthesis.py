@@ -30,6 +30,19 @@ class Synthesis:
     distance from the weights, ‖w2 − w1‖, if the updates of the run are white: of equal size and uncorrelated. Rounding
     errors of the snapshots are part of it, with an update taken for a thousandth of a weight. It is known before any
     weight is read. If tensors have different solutions, it is that of the worst.
+
+    >>> import tempfile, torch
+    >>> import torchbelay as tb
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> belay = tb.Belay(model, optimizer, tb.methods.ema(0.9))
+    >>> with tb.snapshots.Recorder(belay, tempfile.mkdtemp(), every=4) as recorder:
+    ...     for x in torch.randn(8, 2, 3):
+    ...         model(x).sum().backward()
+    ...         optimizer.step()
+    >>> found = tb.snapshots.synthesize(recorder.folder, tb.methods.ema(0.9))  # the average that was recorded
+    >>> {key: abs(round(weight, 3)) for key, weight in found.weights.items()}
+    {(None, 0): 0.0, ('average', 4): 0.0, ('average', 8): 1.0}
     """
 
     folder: Folder

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from torchbelay._version import __version__
 from torchbelay.belay.files import replacing
 
 from .checkpoint import TensorInfo
 from .content import Content
 from .files import sync
-from .folder import ABOUT, ABOUT_FILE
+from .folder import ABOUT, ABOUT_FILE, Snapshot
 from .layouts.safetensors import SafetensorsWriter
 
 TEMPORARY = ".tmp"  # how the name of what is not complete ends
@@ -78,10 +79,22 @@ class Background:
         return found
 
 
-def write(folder: Path, content: Content, metadata: Mapping[str, str]) -> None:
+def write(folder: Path, content: Content) -> None:
     """Write a snapshot as a safetensors file."""
     content.wait()
-    write_tensors(folder / content.about.path.name, content.tensors, {**metadata, ABOUT: content.about.about()})
+    metadata = {**_readable(content.about), ABOUT: content.about.about()}
+    write_tensors(folder / content.about.path.name, content.tensors, metadata)
+
+
+def _readable(about: Snapshot) -> dict[str, str]:
+    """Return what a person or another program finds in the metadata of a file."""
+    methods = dict.fromkeys(story.method for story in about.told.stories)
+    return {
+        "average": about.average or "none: the weights themselves",
+        "method": "; ".join(methods),
+        "step": str(about.step),
+        "torchbelay": __version__,
+    }
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
