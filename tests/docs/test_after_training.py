@@ -1,5 +1,7 @@
 """docs/after-training.md: its code runs, its commands are understood, and its numbers are those of the library."""
 
+import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -40,6 +42,24 @@ def test_the_commands_of_the_page_run(line: str, tmp_path: Path, monkeypatch, ca
         state = {"w": torch.full((2,), float(number))}
         torch.save({"model": state, "ema": state} if "--key" in words else state, place)
     assert main(words) == 0, capsys.readouterr().err
+
+
+def test_the_times_are_those_that_were_measured() -> None:
+    spec = importlib.util.spec_from_file_location("merge_benchmark", ROOT / "benchmarks" / "merge.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    results = json.loads((ROOT / "benchmarks" / "results" / "merge.json").read_text())
+    least = []
+    for name, turns in results["turns"].items():
+        s = benchmark.summary(turns)
+        least.append(s["one"])
+        row = f"| {name.replace(' ', ', ')} | {s['merge']:.2f} s | {s['copy']:.2f} s | {s['merge/copy']:.2f} | {s['CPU']:.2f} s |"
+        assert row in PAGE
+        assert s["merge/copy"] <= 1.5
+    assert f"{min(least):.2f} to\n{max(least):.2f} s" in PAGE
+    assert f"medians of\n{results['rounds']} rounds" in PAGE
+    loads = sorted([results["load before"], results["load after"]])
+    assert f"a load of {loads[0]:.0f} to {loads[1]:.0f}" in PAGE
 
 
 def test_the_size_of_a_part_is_the_librarys() -> None:

@@ -187,7 +187,7 @@ class Merge:
         about = {"torchbelay_merge": json.dumps(self._about())}
         folder = self.last.path.is_dir()
         with replacing_folder(out) if folder else replacing(out) as temporary:
-            with self.last.output(temporary, about) as output:
+            with self.last.output(temporary, about, self.found.apart) as output:
                 begin = partial(self._worker, output)
                 stream(tasks, begin, threads=threads or self._usual_threads(), progress=progress)
             for file in self.last.companions if folder else ():
