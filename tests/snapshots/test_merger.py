@@ -345,6 +345,14 @@ def test_overwriting_replaces_a_checkpoint(tmp_path: Path) -> None:
     check(load(tmp_path / "z.safetensors"), [load(file), load(other)], [0.25, 0.75])
 
 
+def test_an_empty_folder_may_be_there_already(tmp_path: Path) -> None:
+    made = states(2)
+    paths = (save_sharded(tmp_path / f"in{k}", state) for k, state in enumerate(made))
+    (tmp_path / "out").mkdir()
+    merge(paths, tmp_path / "out")
+    check(load(tmp_path / "out"), made, [0.5, 0.5])
+
+
 def test_an_interrupt_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch) -> None:
     paths = [save_sharded(tmp_path / f"in{k}", state) for k, state in enumerate(states(2))]
     merge(paths, tmp_path / "out")

@@ -5,6 +5,7 @@ that holds more than weights: the weights are then one of its entries, and the r
 """
 
 import mmap
+import os
 import pickle
 import threading
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
@@ -144,6 +145,8 @@ class _Files(Output):
     """
 
     def __init__(self, like: TorchCheckpoint, destination: Path, apart: Collection[str]) -> None:
+        if os.name == "nt":
+            raise NotImplementedError("files of torch.save are written in place, which Windows cannot; use safetensors")
         self.paths = {file: destination / file.name if like.path.is_dir() else destination for file in like.files}
         self.targets: dict[str, Tensor] = {}
         self.missing = {name: info.numel for name, info in like.tensors.items()}
