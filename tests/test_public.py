@@ -9,7 +9,7 @@ import pytest
 
 import torchbelay as tb
 
-MODULES = ("methods", "optim", "snapshots")
+MODULES = ("methods", "optim", "readouts", "schedules", "snapshots")
 PUBLIC = {name: getattr(tb, name) for name in tb.__all__ if name not in MODULES}
 PUBLIC |= {
     f"{module}.{name}": getattr(getattr(tb, module), name) for module in MODULES for name in getattr(tb, module).__all__
@@ -60,7 +60,8 @@ def test_the_physics_runs_without_torch() -> None:
         "start()\n"
         "import torchbelay as tb\n"
         "from torchbelay import BelayWarning, Coupling, Method, Spring, UnstableSpringWarning, __version__, methods\n"
-        "Spring(k=1.0, m1=10.0, m2=20.0).explain(), tb.methods.ema(0.9).coupling(1, 0.1), dir(tb)"
+        "from torchbelay import schedules\n"
+        "Spring(k=1.0, m1=10.0, m2=20.0).explain(), tb.methods.ema(schedules.linear(0, 1, 9)).coupling(1, 0.1), dir(tb)"
     )
     assert "torchbelay.physics.methods" in modules
     assert not {name.partition(".")[0] for name in modules} & {"torch", "numpy"}

@@ -12,7 +12,7 @@ from ._version import __version__ as __version__
 if TYPE_CHECKING:
     from . import optim, snapshots
     from .belay import Belay
-    from .physics import methods
+    from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
     from .physics.spring import Spring
@@ -27,6 +27,8 @@ __all__ = [
     "UnstableSpringWarning",
     "methods",
     "optim",
+    "readouts",
+    "schedules",
     "snapshots",
 ]
 
@@ -46,6 +48,8 @@ _MODULES = {
     "optim": "torchbelay.optim",
     "options": "torchbelay.options",
     "physics": "torchbelay.physics",
+    "readouts": "torchbelay.physics.readouts",
+    "schedules": "torchbelay.physics.schedules",
     "snapshots": "torchbelay.snapshots",
     "testing": "torchbelay.testing",
 }

@@ -17,11 +17,14 @@ from torch import Tensor, nn
 import torchbelay as tb
 from helpers.problems import f64
 from helpers.programs import (
+    anchored_program,
     average_program,
     belay_program,
     centre_of_mass_program,
     easgd_program,
+    ema_nesterov_program,
     extrapolating_program,
+    hard_sync_program,
     lookahead_program,
     power_weight,
     primal_averaging_program,
@@ -31,9 +34,22 @@ from helpers.programs import (
 )
 from helpers.side_by_side import INNER, Program, Update, alone, assert_same, belayed, jagged, sgd
 from torchbelay import methods
+from torchbelay.physics.schedules import cosine, linear
 
 # γ of σ_rel = 0.1: the positive root of (γ+2)²(γ+3)·0.01 = γ+1
 GAMMA_OF_TENTH = float(max(np.roots([0.01, 0.07, 0.16 - 1, 0.12 - 1]).real))
+
+
+def ramp(start: float, end: float, steps: int, t: int) -> float:
+    """A straight line from step 1 to step `steps`."""
+    return start + (end - start) * (min(t, steps) - 1) / (steps - 1)
+
+
+def edm_decay(t: int, half_life: float, batch: int, ratio: float) -> float:
+    """EDM's ema_beta in its loop's own variables: all in images, and none seen yet at the first step."""
+    seen = (t - 1) * batch
+    return 0.5 ** (batch / max(min(half_life, seen * ratio), 1e-8))
+
 
 PROGRAMS: dict[str, tuple[Any, Program]] = {
     "BELAY": (tb.Spring(k=1.0, m1=10.0, m2=20.0), belay_program(1.0, 10.0, 20.0)),
@@ -82,6 +98,31 @@ PROGRAMS: dict[str, tuple[Any, Program]] = {
         methods.ema(half_life=30.0, warmup="ratio", follow="before"),
         average_program(lambda t: min(0.5 ** (1 / 30), (1 + t) / (10 + t)), lag=True),
     ),
+    "EMA, inverse-power warm-up with all its numbers": (
+        methods.ema(0.97, warmup="inverse-power", power=0.75, inv_gamma=5.0, min_decay=0.3),
+        average_program(lambda t: max(0.3, min(0.97, 1 - (1 + t / 5) ** -0.75))),
+    ),
+    "EMA, ramp-up of EDM": (
+        methods.ema(half_life_samples=300, batch_size=64, rampup_ratio=0.05),
+        average_program(lambda t: edm_decay(t, 300, 64, 0.05)),
+    ),
+    "EMA, a cosine of decays": (
+        methods.ema(cosine(0.8, 1.0, steps=101)),
+        average_program(lambda t: 1 - 0.2 * (1 + math.cos(math.pi * (min(t, 101) - 1) / 100)) / 2),
+    ),
+    "EMA lagged, a line of decays with a least one": (
+        methods.ema(linear(0.0, 0.99, steps=60), min_decay=0.4, follow="before"),
+        average_program(lambda t: max(0.4, ramp(0.0, 0.99, 60, t)), lag=True),
+    ),
+    "EMA, a function and a warm-up": (
+        methods.ema(lambda t: 0.9 + 0.09 * math.sin(t), warmup="ratio"),
+        average_program(lambda t: min(0.9 + 0.09 * math.sin(t), (1 + t) / (10 + t))),
+    ),
+    "EMA, a copy": (methods.ema(0.0), hard_sync_program(1)),
+    "EMA, a copy one step late": (methods.ema(0.0, follow="before"), average_program(lambda t: 0.0, lag=True)),
+    "EMA, standing still": (methods.ema(1.0), hard_sync_program(10**9)),
+    "hard sync": (methods.hard_sync(7), hard_sync_program(7)),
+    "hard sync at every step": (methods.hard_sync(1), hard_sync_program(1)),
     "SWA": (methods.swa(), weighted_program(lambda s, t: 1.0)),
     "SWA every 5": (methods.swa(every=5), weighted_program(lambda s, t: float(s % 5 == 0), every=5)),
     "power EMA": (methods.power_ema(gamma=3.0), weighted_program(power_weight(3.0))),
@@ -93,6 +134,36 @@ PROGRAMS: dict[str, tuple[Any, Program]] = {
     "Switch EMA": (methods.switch_ema(decay=0.9, every=13), switch_ema_program(0.9, 13)),
     "primal averaging": (methods.primal_averaging(mu_x=0.95, mu_y=0.8), primal_averaging_program(0.95, 0.8)),
     "primal averaging, y = z": (methods.primal_averaging(mu_x=0.9, mu_y=0.0), primal_averaging_program(0.9, 0.0)),
+    "primal averaging as centred": (methods.centred(-0.8, 0.05), primal_averaging_program(0.95, 0.8)),
+    "EMA-Nesterov": (methods.ema_nesterov(0.8, 0.9), ema_nesterov_program(lambda t: 0.8, 0.9)),
+    "EMA-Nesterov, faded in": (
+        methods.ema_nesterov(linear(0.0, 0.9, steps=40), 0.95),
+        ema_nesterov_program(lambda t: ramp(0.0, 0.9, 40, t), 0.95),
+    ),
+    "EMA-Nesterov, a restless β": (
+        methods.ema_nesterov(lambda t: 0.45 + 0.45 * math.sin(t), 0.7),
+        ema_nesterov_program(lambda t: 0.45 + 0.45 * math.sin(t), 0.7),
+    ),
+    "centred, θ through 0": (
+        methods.centred(linear(-0.8, 0.7, steps=90), cosine(0.5, 0.02, steps=120)),
+        anchored_program(
+            lambda t: ramp(-0.8, 0.7, 90, t),
+            lambda t: 0.02 + 0.48 * (1 + math.cos(math.pi * (min(t, 120) - 1) / 119)) / 2,
+        ),
+    ),
+    "centred, lagged, θ through 0": (
+        methods.centred(linear(0.7, -0.8, steps=90), linear(0.5, 0.02, steps=120), "before"),
+        anchored_program(lambda t: ramp(0.7, -0.8, 90, t), lambda t: ramp(0.5, 0.02, 120, t), follow="before"),
+    ),
+    "centred, a restless θ": (
+        methods.centred(lambda t: -0.4 + 0.3 * math.sin(t), 0.1),
+        anchored_program(lambda t: -0.4 + 0.3 * math.sin(t), lambda t: 0.1),
+    ),
+    "centred, lagged, a restless θ": (
+        methods.centred(lambda t: -0.4 + 0.3 * math.sin(t), 0.1, "before"),
+        anchored_program(lambda t: -0.4 + 0.3 * math.sin(t), lambda t: 0.1, follow="before"),
+    ),
+    "centred at 1/t": (methods.centred(-0.9, lambda t: 1 / t), anchored_program(lambda t: -0.9, lambda t: 1 / t)),
     "centred, attractive": (methods.centred(1.0, 0.05), extrapolating_program(1.0, 0.05)),
     "centred, repulsive": (methods.centred(-0.9, 0.05), extrapolating_program(-0.9, 0.05)),
     "centred, lagged": (methods.centred(0.5, 0.2, "before"), extrapolating_program(0.5, 0.2, follow="before")),
@@ -170,6 +241,16 @@ THINNED: dict[str, tuple[Any, Callable[[int, int], float]]] = {  # the method; w
         methods.ema(0.97, warmup="ratio"),
         lambda t, n: math.prod(ratio_decay(s) for s in range(t - n + 1, t + 1)),
     ),
+    "ema, scheduled": (
+        methods.ema(linear(0.5, 0.99, steps=50)),
+        lambda t, n: math.prod(ramp(0.5, 0.99, 50, s) for s in range(t - n + 1, t + 1)),
+    ),
+    "ema, ramp-up": (
+        methods.ema(half_life=20.0, rampup_ratio=0.1),
+        lambda t, n: math.prod(edm_decay(s, 20, 1, 0.1) for s in range(t - n + 1, t + 1)),
+    ),
+    "ema, a copy": (methods.ema(0.0), lambda t, n: 0.0),
+    "ema, standing still": (methods.ema(1.0), lambda t, n: 1.0),
     "swa": (methods.swa(), lambda t, n: (t - n) / t),
     "power_ema": (methods.power_ema(gamma=3.0), lambda t, n: ((t - n) / t) ** 4),
 }
@@ -196,6 +277,10 @@ def test_every_compounds_what_changes_with_the_step(case: str, every: int) -> No
         methods.swa(every=3),
         methods.primal_averaging(mu_x=0.9, mu_y=0.5),
         methods.centred(0.5, 0.1),
+        methods.centred(lambda t: 0.0 if t < 30 else 0.5, 0.1),
+        methods.ema_nesterov(0.5, 0.9),
+        methods.ema_nesterov(lambda t: 0.0 if t < 30 else 0.5, 0.9),
+        methods.hard_sync(5),
         tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=12.0, c2=24.0),
         tb.Spring(k=1.0, m1=math.inf, m2=20.0, c2=24.0),
     ],
@@ -219,7 +304,19 @@ def delayed(program: Program, start: int) -> Program:
 
 
 STARTED: dict[str, tuple[Any, Program, dict[str, int]]] = {
-    **{name: (*PROGRAMS[name], {}) for name in ("BELAY", "EMA, ratio warm-up", "SWA every 5", "Lookahead")},
+    **{
+        name: (*PROGRAMS[name], {})
+        for name in (
+            "BELAY",
+            "EMA, ratio warm-up",
+            "EMA, a cosine of decays",
+            "EMA-Nesterov, faded in",
+            "centred, lagged, θ through 0",
+            "hard sync",
+            "SWA every 5",
+            "Lookahead",
+        )
+    },
     "SWA, every=4": (
         methods.swa(),
         thinned_program(lambda t: 0.0, lambda t: 1 - THINNED["swa"][1](t, 4), 4),

@@ -33,6 +33,9 @@ CONSTANT = {
 }
 COUNTING = {
     "ema, warming up": tb.methods.ema(0.9, warmup="ratio"),
+    "ema, scheduled": tb.methods.ema(tb.schedules.linear(0.1, 0.9, steps=6)),
+    "centred, scheduled": tb.methods.centred(tb.schedules.linear(0.5, -0.3, steps=6), 0.2),
+    "hard sync": tb.methods.hard_sync(3),
     "swa": tb.methods.swa(),
     "lookahead": tb.methods.lookahead(k=3),
     "schedule-free": tb.methods.schedule_free(0.9),

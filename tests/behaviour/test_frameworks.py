@@ -99,6 +99,23 @@ def test_a_step_that_accelerates_gradscaler_skips_does_not_count(accelerate: Any
     assert accelerator.optimizer_step_was_skipped is False
 
 
+def test_several_accelerated_optimizers_are_unwrapped_each(accelerate: Any) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = mlp()
+    halves = [torch.optim.AdamW(layer.parameters(), lr=1e-2) for layer in (model[0], model[2])]
+    model, *wrapped = accelerator.prepare(model, *halves)
+    with pytest.raises(ValueError, match=r"optimizer\[2\], AdamW, is in the sequence twice"):
+        tb.Belay(model, [*wrapped, halves[0]], EMA)
+    belay = tb.Belay(model, wrapped, EMA)
+    for step in range(4):
+        model.zero_grad()
+        accelerator.backward(loss(model, step))
+        for each in wrapped:
+            each.step()
+    assert belay.step == 4
+    assert same(dict(belay.average_state_dict()), plain_run(4, EMA))
+
+
 # Fabric and Lightning, the real ones --------------------------------------------------------------------------------
 
 

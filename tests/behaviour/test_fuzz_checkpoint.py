@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchbelay as tb
+from helpers.several_optimizers import several
 from helpers.small import EMA, SWINGING, attached, same, snapshot, train, with_batchnorm
 
 pytestmark = pytest.mark.slow
@@ -32,11 +33,35 @@ KINDS: dict[str, dict[str, Any]] = {
     "a memory": {"method": tb.methods.schedule_free(0.9)},
     "buffers": {"method": EMA, "buffers": "average"},
     "not begun": {"method": EMA, "start": 9},
+    "initial weights": {"method": EMA, "keep_initial": True},
+    "several optimizers": {"method": SWINGING, "spectators": {"short": EMA}},
+    "several optimizers, buffers": {"method": tb.methods.swa(), "buffers": "average", "start": 2},
 }
 
 
-def trained(kind: str) -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay]:
-    made = attached(**KINDS[kind], model=with_batchnorm())
+class Together:
+    """Two optimizers that step together, the second one at every other step."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._optimizers, self._steps = optimizers, 0
+
+    def zero_grad(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def step(self) -> None:
+        self._steps += 1
+        for optimizer in self._optimizers[: 1 + self._steps % 2]:
+            optimizer.step()
+
+
+def trained(kind: str) -> tuple[nn.Module, Any, tb.Belay]:
+    model: nn.Module
+    if kind.startswith("several optimizers"):
+        model, optimizers, belay = several(**KINDS[kind], model=with_batchnorm())
+        made: tuple[nn.Module, Any, tb.Belay] = (model, Together(optimizers), belay)
+    else:
+        made = attached(**KINDS[kind], model=with_batchnorm())
     train(*made[:2], 3)
     return made
 

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import torchbelay as tb
+from helpers import seams
 from helpers.interrupting import Interruption, every_line, raising_at
 from helpers.operations import Operations, Scarcity
-from helpers.small import EMA, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
+from helpers.small import BELAY, EMA, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
 
 Made = tuple[nn.Module, Any, tb.Belay]
 
@@ -44,6 +45,16 @@ MODELS: dict[str, Callable[[], Made]] = {
     "odd buffers": lambda: attached(EMA, model=odd_buffers()),
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+READ: dict[str, tuple[Callable[[], Made], Any]] = {
+    "blend": (lambda: attached(EMA), tb.readouts.blend(0.5)),
+    "bema, rounded": (lambda: attached(EMA, model=mlp(torch.bfloat16), keep_initial=True), tb.readouts.bema()),
+    "centre, averaged buffers": (
+        lambda: attached(BELAY, model=with_batchnorm(), buffers="average"),
+        tb.readouts.centre(),
+    ),
+    "odd buffers": (lambda: attached(EMA, model=odd_buffers()), tb.readouts.blend(0.5)),
+}
+every_readout = pytest.mark.parametrize(("make", "readout"), READ.values(), ids=READ)
 
 
 def identities(model: nn.Module) -> list[Any]:
@@ -76,6 +87,40 @@ def test_an_exception_at_any_line_of_entering_or_leaving_leaves_weights_and_aver
             train(model, optimizer, 1, first=line)
             before = snapshot(model, belay)
     assert 0 < len(entered) < line  # entering and leaving were interrupted
+
+
+@every_readout
+def test_an_exception_at_any_line_of_reading_out_leaves_weights_and_average_whole(make, readout) -> None:
+    model, optimizer, belay = make()
+    train(model, optimizer, 2)
+
+    def swap() -> None:
+        with belay.averaged(readout=readout):
+            pass
+
+    entered, tensors = [], identities(model)
+    before, inside = snapshot(model, belay), belay.average_state_dict(readout=readout)
+    for line in every_line(swap):
+        with raising_at(line) as place, pytest.raises(Interruption), belay.averaged(readout=readout):
+            entered.append(values(model))
+        assert same(snapshot(model, belay), before), place
+        assert identities(model) == tensors, place
+        with belay.averaged(readout=readout):  # no block is left open
+            assert same(values(model), dict(inside)), place
+    assert 0 < len(entered) < line
+    assert all(same(each, dict(inside)) for each in entered)  # a block is entered with all of it or not at all
+
+
+@every_readout
+def test_an_exception_at_any_line_of_exporting_a_readout_leaves_every_tensor_in_its_place(make, readout) -> None:
+    model, optimizer, belay = make()
+    train(model, optimizer, 2)
+    before, tensors = snapshot(model, belay), identities(model)
+    for line in every_line(lambda: belay.average_state_dict(readout=readout)):
+        with raising_at(line) as place, pytest.raises(Interruption):
+            belay.average_state_dict(readout=readout)
+        assert identities(model) == tensors, place
+        assert same(snapshot(model, belay), before), place
 
 
 def test_an_exception_between_the_blocks_and_what_python_does_for_them_is_one_of_them() -> None:
@@ -175,6 +220,35 @@ def test_memory_that_runs_out_inside_does_not_keep_the_model_from_leaving() -> N
     with ExitStack() as scarce, belay.averaged():
         memory = scarce.enter_context(Scarcity(1))
     assert memory.refused
+    assert same(snapshot(model, belay), before)
+    train(model, optimizer, 1, first=3)
+
+
+def test_a_readout_comes_back_without_any_memory() -> None:
+    """The weights were set aside before: nothing has to be allocated for them to return."""
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+    with ExitStack() as scarce, belay.averaged(readout=tb.readouts.blend(0.5)):
+        scarce.enter_context(Scarcity(0))
+    assert same(snapshot(model, belay), before)
+
+
+@pytest.mark.parametrize("at", ["clone", "_foreach_sub"], ids=["setting aside", "mixing the third piece"])
+def test_memory_that_runs_out_while_reading_out_leaves_everything_as_it_was(monkeypatch, at: str) -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+
+    def exhaust(name: str, done: list[str]) -> None:
+        if name == at and done.count(name) == 2:
+            raise MemoryError("does not fit")
+
+    seams.limit_scratch(monkeypatch, 5)
+    with Operations(exhaust) as asked, pytest.raises(MemoryError), belay.averaged(readout=tb.readouts.blend(0.5)):
+        pytest.fail("the block must not be entered")
+    monkeypatch.undo()
+    assert asked.names.count("_foreach_copy_") == (0 if at == "clone" else 2)  # pieces that were written
     assert same(snapshot(model, belay), before)
     train(model, optimizer, 1, first=3)
 

@@ -69,6 +69,22 @@ def test_buffers_that_nobody_wrote_inside_are_saved_as_the_model_has_them() -> N
         assert same(dict(resumed.average_state_dict()), dict(exported))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_update_bn_found_in_another_dtype_than_the_models_is_resumed(dtype: torch.dtype) -> None:
+    model, optimizer, belay = attached(EMA, model=with_batchnorm())
+    train(model, optimizer, 2)
+    with belay.averaged():
+        update_bn(LOADER, model)
+    model[1].running_mean = model[1].running_mean.to(dtype)
+    state = copy.deepcopy(belay.state_dict())
+    other, _, resumed = attached(EMA, model=with_batchnorm())
+    other[1].running_mean = other[1].running_mean.to(dtype)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(state)
+    assert same(dict(resumed.average_state_dict()), dict(belay.average_state_dict()))
+    assert same(resumed.state_dict()["averages"]["average"]["buffers"], state["averages"]["average"]["buffers"])
+
+
 def test_an_evaluation_that_writes_no_buffer_leaves_none_behind() -> None:
     model, optimizer, belay = attached(EMA, model=with_batchnorm())
     train(model, optimizer, 2)

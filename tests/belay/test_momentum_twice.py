@@ -31,6 +31,10 @@ TWICE = {
     "centred, before": tb.methods.centred(-0.9, 0.05, follow="before"),
     "heavy ball": tb.methods.heavy_ball(0.9),
     "nesterov": tb.methods.nesterov(0.9),
+    "EMA-Nesterov": tb.methods.ema_nesterov(0.9, 0.5),
+    "EMA-Nesterov, faded in": tb.methods.ema_nesterov(tb.schedules.linear(0.0, 0.9, 1000), 0.5),
+    "centred, falling": tb.methods.centred(tb.schedules.cosine(0.5, -0.9, 1000), 0.05),
+    "centred, ever faster": tb.methods.centred(-0.9, tb.schedules.linear(0.01, 0.5, 1000)),
 }
 ONCE: dict[str, Any] = {
     "EMA": EMA,
@@ -41,6 +45,12 @@ ONCE: dict[str, Any] = {
     "SWA": tb.methods.swa(),
     "centred, attracting": tb.methods.centred(1.0, 0.05),
     "centred, above the floor": tb.methods.centred(-0.68, 0.05),
+    # while θ rises, a step pushes weights and average apart, and still nothing repels
+    "centred, rising": tb.methods.centred(tb.schedules.linear(0.0, 2.0, 5), 0.05),
+    "centred, falling to above the floor": tb.methods.centred(tb.schedules.linear(0.0, -0.6, 100), 0.05),
+    "centred, a function": tb.methods.centred(lambda step: 0.1 * (step % 3), 0.05),
+    "hard sync": tb.methods.hard_sync(10),
+    "EMA, scheduled": tb.methods.ema(tb.schedules.cosine(0.9, 1.0, 100)),
 }
 
 
@@ -68,6 +78,13 @@ def test_the_warning_names_theta_its_floor_and_what_is_left_of_the_range() -> No
     assert f"{floor:.3g}" == "-0.182"
     with pytest.warns(tb.BelayWarning, match=r"at step 2 its θ = -0\.9, below the floor -0\.182, .* shrinks to 0\.037"):
         tb.Belay(model, torch.optim.AdamW(model.parameters()), tb.methods.schedule_free(0.9))
+
+
+def test_the_warning_names_the_step_and_the_theta_of_a_schedule_that_falls_below_the_floor_later() -> None:
+    model, theta = mlp(), tb.schedules.linear(0.0, -0.8, 1001)
+    assert theta(500) > tb.physics.theta_floor(0.9, 0.05) > theta(1000)
+    with pytest.warns(tb.BelayWarning, match=r"at step 1001 its θ = -0\.8, below the floor -0\.69, "):
+        tb.Belay(model, torch.optim.AdamW(model.parameters()), tb.methods.centred(theta, 0.05))
 
 
 @pytest.mark.parametrize("method", ONCE.values(), ids=ONCE)

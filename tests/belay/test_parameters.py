@@ -154,6 +154,19 @@ def test_a_parameter_that_is_gone_from_model_and_optimizer_is_forgotten() -> Non
     assert list(belay.average_state_dict()) == list(mlp().state_dict())
 
 
+def test_a_layer_that_only_left_the_optimizer_is_told_of_whatever_else_left_the_model() -> None:
+    model = nn.Sequential(*mlp(), nn.Linear(1, 1), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in (model[:3], model[3], model[4])], lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA)
+    train(model, optimizer, 2)
+    average = belay.average_state_dict()["3.weight"]
+    del model[4], optimizer.param_groups[1:]  # the one layer is gone, the other one is frozen from now on
+    assert torch.equal(belay.average_state_dict()["3.weight"], average)
+    with pytest.warns(tb.BelayWarning, match=r"2 parameter\(s\) were taken from .* '3.weight'"):
+        train(model, optimizer, 1)
+    assert torch.equal(belay.average_state_dict()["3.weight"], model[3].weight)
+
+
 def test_a_layer_that_leaves_before_the_averages_begin_does_no_harm() -> None:
     model = nn.Sequential(*mlp(), nn.Linear(1, 1))
     optimizer = torch.optim.SGD([{"params": model[:3].parameters()}, {"params": model[3].parameters()}], lr=0.1)

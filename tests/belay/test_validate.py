@@ -42,7 +42,7 @@ def meta() -> nn.Module:
 
 
 CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
-    "no module": (lambda m, o: tb.Belay([1, 2], o, EMA), TypeError, "model=list is not a torch.nn.Module"),
+    "no module": (lambda m, o: tb.Belay(3, o, EMA), TypeError, "model=int is not a torch.nn.Module"),
     "no optimizer": (lambda m, o: tb.Belay(m, "adam", EMA), TypeError, "optimizer=str .* before_step"),
     "a number for a method": (lambda m, o: tb.Belay(m, o, 0.999), TypeError, "method=0.999 is neither"),
     "a class for a method": (

@@ -48,6 +48,27 @@ def test_an_ema_is_given_by_its_decay_or_its_half_life(run, arguments: str) -> N
     assert printed.table["effective learning rate"] == "1 of the optimizer's"
 
 
+@pytest.mark.parametrize(
+    ("decay", "first", "half_life", "rate", "left", "speed"),
+    [
+        ("0", "A copy of the weights (EMA with decay 0)", "0 steps", "1", "0 of the start", "forgets at once"),
+        ("1", "An average that stands still (EMA with decay 1)", "inf steps", "0", "1 of the start", "never forgets"),
+    ],
+)
+def test_the_ends_of_ema_are_explained_too(run, decay, first, half_life, rate, left, speed) -> None:
+    printed = run(f"explain --decay {decay} --steps 100 --curvature 4 --lr 0.1")
+    assert (printed.status, printed.err) == (0, "")
+    assert " ".join(printed.out.split()).startswith(first)
+    table = printed.table
+    assert (table["half-life"], table["κ1 + κ2"], table["decay per step"]) == (half_life, rate, decay)
+    assert (table["left after 100 steps"], table["θ = m2/m1"]) == (left, "0")
+    assert table["effective learning rate"] == "1 of the optimizer's, 0.1 at lr 0.1"
+    assert table["stable at curvature 4"] == "lr < 0.5; lr 0.1 is below it"
+    assert table["k by the exact rule"] == table["k by the printed rule"]
+    assert table["k by the exact rule"].endswith(speed)
+    assert run(f"explain --decay {decay} --json").status == 0
+
+
 def test_decays_near_1_keep_their_digits(run) -> None:
     assert run("explain --decay 0.99999999").table["decay per step"] == "0.99999999"
 
@@ -165,7 +186,7 @@ WRONG = {
     "--decay 0.9 --m2 1 --follow before": "leave out --m2, --follow",
     "--half-life 9 --dt 1": "leave out --dt",
     "--decay 0.9 --half-life 9": "give exactly one of decay, half_life; got decay=0.9, half_life=9.0",
-    "--decay 1": "decay=1.0 is out of range; it needs decay > 0 and decay < 1",
+    "--decay 1.5": "decay=1.5 is out of range; it needs decay > 0 and decay < 1",
     "--decay nan": "decay=nan is out of range",
     "--half-life 0": "half_life=0.0 is out of range",
     "--half-life inf": "half_life=inf is out of range",

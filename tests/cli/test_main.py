@@ -67,7 +67,9 @@ sys.stderr.write("\\n".join(set(sys.modules) - at_start))
 """
 
 
-@pytest.mark.parametrize("line", ["--help", "--version", "explain --help", "explain --k 1 --m1 10 --m2 20 --json"])
+@pytest.mark.parametrize(
+    "line", ["--help", "--version", "identify --help", "explain --help", "explain --k 1 --m1 10 --m2 20 --json"]
+)
 def test_help_and_explain_import_neither_torch_nor_numpy(line: str) -> None:
     command = [sys.executable, "-c", COUNTED, *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -82,6 +84,6 @@ def test_the_verbs_have_one_file_each() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torchbelay.cli", "--help"], capture_output=True, text=True, check=True
     )
-    for verb in ("explain", "reproduce", "train", "sample", "fid"):
+    for verb in ("explain", "identify", "reproduce", "train", "sample", "fid"):
         assert re.search(rf"^    {verb}\b", done.stdout, re.M)
         assert callable(getattr(torchbelay.cli, verb).run)

@@ -18,6 +18,7 @@ ROWS = {
 EXAMPLES = {
     "belay": (tb.methods.belay(k=1.0, m1=10.0, m2=20.0), 1, {"κ1": 0.05, "κ2": 0.025}),
     "ema": (tb.methods.ema(0.9), 3, {"d": 0.9}),
+    "hard_sync": (tb.methods.hard_sync(4), 8, {}),
     "swa": (tb.methods.swa(), 5, {"t": 5}),
     "power_ema": (tb.methods.power_ema(gamma=2.5), 5, {"t": 5, "γ": 2.5, "b": 1 - 0.8**3.5}),
     "lookahead": (tb.methods.lookahead(k=4, alpha=0.7), 8, {"s": 0.7}),
@@ -25,6 +26,7 @@ EXAMPLES = {
     "easgd": (tb.methods.easgd(alpha=0.3), 2, {"s": 0.3}),
     "heavy_ball": (tb.methods.heavy_ball(0.9), 1, {"μ": 0.9}),
     "nesterov": (tb.methods.nesterov(0.9), 1, {"μ": 0.9}),
+    "ema_nesterov": (tb.methods.ema_nesterov(0.7, 0.9), 1, {"β": 0.7, "γ": 0.9}),
     "schedule_free": (tb.methods.schedule_free(0.9), 4, {"β": 0.9, "c": 1 / 4}),
     "primal_averaging": (tb.methods.primal_averaging(mu_x=0.9, mu_y=0.6), 1, {"x": 0.9, "y": 0.6}),
     "centred": (tb.methods.centred(-0.5, rate=0.3), 1, {"θ": -0.5, "c": 0.3}),
@@ -48,9 +50,26 @@ def test_a_row_has_the_four_numbers_of_the_code(name: str) -> None:
     assert [value(cell, symbols) for cell in ROWS[name]] == pytest.approx([found.a, found.b, found.p, found.q])
 
 
+# A readout of each row, and the values of the row's symbols after 6 steps of BELAY with θ = 3.
+READOUTS = {
+    "blend": (tb.readouts.blend(0.65), {"s": 0.65}),
+    "centre": (tb.readouts.centre(), {"θ": 3.0}),
+    "bema": (tb.readouts.bema(bias_power=0.5, lag=4.0, multiplier=2.0), {"α": 0.25}),
+}
+
+
+def test_every_readout_has_a_row_with_the_shares_of_the_code() -> None:
+    rows = re.findall(r"^\| `readouts\.(\w+)\(.*?\)` \|(.*)\|$", PAGE, re.M)
+    assert {name for name, _ in rows} == set(READOUTS) == set(tb.readouts.__all__) - {"Readout", "Shares"}
+    for name, cells in rows:
+        readout, symbols = READOUTS[name]
+        found = readout.shares("weight", tb.Spring(k=1.0, m1=10.0, m2=30.0), 6, 0.1)
+        assert [value(cell, symbols) for cell in cells.split("|")] == pytest.approx(found)
+
+
 def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 6
     exec(compile("\n".join(blocks), "methods.md", "exec"), {})
     assert "'tension'" in capsys.readouterr().out
 

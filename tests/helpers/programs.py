@@ -65,6 +65,53 @@ def extrapolating_program(theta: float, rate: float, *, scale: float = 1.0, foll
     return run
 
 
+def anchored_program(
+    theta_at: Callable[[int], float], rate_at: Callable[[int], float], *, follow: str = "after"
+) -> Program:
+    """z is stepped, w2 an EMA of z at a moving rate; step t takes its gradient at z + θ_t·(z − w2), θ_t moving too."""
+
+    def run(z: Tensor, update: Update) -> Iterator[tuple[Tensor, Tensor]]:
+        w2 = z
+        for t in count(1):
+            ahead = z + theta_at(t) * (z - w2)
+            moved = z + update(ahead, t)
+            w2 = w2 + rate_at(t) * ((z if follow == "before" else moved) - w2)
+            z = moved
+            yield z + theta_at(t + 1) * (z - w2), w2  # where the next gradient will be taken
+
+    return run
+
+
+def ema_nesterov_program(beta_at: Callable[[int], float], gamma: float) -> Program:
+    """The authors' θ and m: θ' = θ + βm stepped, m' = γm + (1−γ)(θ' − θ); and, apart from them, an EMA of the θs."""
+
+    def run(theta: Tensor, update: Update) -> Iterator[tuple[Tensor, Tensor]]:
+        m, average = torch.zeros_like(theta), theta
+        for t in count(1):
+            ahead = theta + beta_at(t) * m
+            stepped = ahead + update(ahead, t)
+            m = gamma * m + (1 - gamma) * (stepped - theta)
+            theta = stepped
+            average = gamma * average + (1 - gamma) * theta
+            yield theta + beta_at(t + 1) * m, average
+
+    return run
+
+
+def hard_sync_program(every: int) -> Program:
+    """A target network that is loaded with the weights after every N-th step."""
+
+    def run(w: Tensor, update: Update) -> Iterator[tuple[Tensor, Tensor]]:
+        target = w
+        for t in count(1):
+            w = w + update(w, t)
+            if t % every == 0:
+                target = w
+            yield w, target
+
+    return run
+
+
 def average_program(decay_at: Callable[[int], float], *, lag: bool = False) -> Program:
     """An average of the weights with this decay at step t; if it lags, of those from before the step."""
 

@@ -30,7 +30,7 @@ FOREACH, REFERENCE = BACKENDS["foreach"], BACKENDS["reference"]
 # Which of them cannot do without a copy of w1. (Nesterov can if the learning rate stays.)
 NEEDS_COPY = {
     "belay", "ema, lagged", "easgd", "easgd, rho", "heavy_ball", "primal_averaging", "schedule_free",
-    "centred", "centred, negative", "centred, lagged",
+    "centred", "centred, negative", "centred, lagged", "centred, scheduled", "centred, lagged, scheduled",
 }  # fmt: skip
 
 each_way = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())

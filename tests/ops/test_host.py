@@ -135,15 +135,32 @@ def test_a_method_that_begins_to_pull_unannounced_is_stopped_before_anything_mov
     model, optimizer, _ = attached(Late(), device="cpu")
     train(model, optimizer, 2)
     before = values(model)
-    with pytest.raises(ValueError, match="the average in host memory 'average' may only watch"):
+    with pytest.raises(ValueError, match="the average on cpu 'average' may only watch"):
         optimizer.step()
     assert same(values(model), before)
 
 
-@pytest.mark.parametrize("device", ["cuda", "meta", torch.device("cuda:1"), 0])
-def test_any_other_device_is_refused(device: Any) -> None:
-    with pytest.raises(ValueError, match=r"device=.* is unknown; use None"):
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("meta", "device='meta' holds no numbers; use None"),
+        (torch.device("meta"), "device='meta' holds no numbers; use None"),
+        ("cuda:99", "device='cuda:99' cannot be used here"),
+        ("nowhere", "device='nowhere' cannot be used here .* use None, .* or 'cpu'"),
+        (0, "device=0 is not a device; give its name"),
+        (True, "device=True is not a device"),
+    ],
+)
+def test_a_device_that_cannot_hold_an_average_is_refused(device: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
         attached(EMA, device=device)
+
+
+def test_a_device_may_be_given_by_name_or_as_a_device() -> None:
+    for device in ("cpu", torch.device("cpu")):
+        model, optimizer, belay = attached(EMA, device=device)
+        train(model, optimizer, 2)
+        assert "foreach, kept in host memory" in repr(belay)
 
 
 def test_triton_is_refused_and_repr_says_where_the_average_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +216,47 @@ def test_an_average_of_weights_on_a_gpu_is_pinned_and_the_same(how: str, dtype: 
 
 
 @gpu
+@every_method
+def test_an_average_on_a_gpu_of_weights_in_host_memory_is_the_same(how: str) -> None:
+    runs = [attached(WATCHING[how], spectators={"short": LAGGED}, **device) for device in ({"device": "cuda"}, {})]
+    for model, optimizer, _ in runs:
+        train(model, optimizer, 5)
+    (model, optimizer, belay), (_, _, other) = runs
+    weights = belay.state_dict()["averages"]["average"]["weights"].values()
+    assert {w.device for w in weights} == {torch.device("cuda", torch.cuda.current_device())}
+    assert "kept on cuda:" in repr(belay)
+    own = values(model)
+    for name in ("average", "short"):
+        found = {key: w.cpu() for key, w in belay.average_state_dict(name).items()}
+        torch.testing.assert_close(found, dict(other.average_state_dict(name)), rtol=0, atol=1e-7)
+        with belay.averaged(name):
+            assert same({key: w.cpu() for key, w in values(model).items()}, found)
+    assert same(values(model), own)
+    assert belay.stats()["tension"] == pytest.approx(other.stats()["tension"], rel=1e-6)
+    state = copy.deepcopy(belay.state_dict())
+    train(model, optimizer, 2)
+    belay.load_state_dict(state)
+    assert same(belay.state_dict(), state)
+
+
+@gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_an_average_on_another_gpu_is_the_same() -> None:
+    runs = []
+    for options in ({"device": "cuda:1"}, {"impl": "foreach"}):
+        torch.manual_seed(0)
+        model = nn.Linear(300, 500).to("cuda:0")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, EMA, **options)
+        for _ in range(5):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        runs.append({key: w.cpu() for key, w in belay.average_state_dict().items()})
+    assert same(*runs)
+
+
+@gpu
 def test_the_host_does_not_wait_for_the_copies() -> None:
     model = nn.Linear(300, 500).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -231,6 +289,14 @@ STEPS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "belay, after": ({"method": tb.Spring(k=1.0, m1=10.0, m2=20.0, follow="after")}, torch.float32, 4, 0, 1),
     "velocities": ({"method": SWINGING}, torch.float32, 12, 4, 6),
     "a spectator more": ({"method": EMA, "spectators": {"short": EMA}}, torch.float32, 8, 0, 0),
+    "initial weights": ({"method": EMA, "keep_initial": True}, torch.float32, 8, 0, 0),
+    "initial weights, spectator": (
+        {"method": EMA, "spectators": {"short": EMA}, "keep_initial": True},
+        torch.float32,
+        12,
+        0,
+        0,
+    ),
 }
 
 
@@ -268,6 +334,24 @@ def test_the_memory_of_a_swap(dtype: torch.dtype, copies: int, monkeypatch: pyte
         assert memory.now() == copies * N * dtype.itemsize
     assert memory.peak <= copies * N * dtype.itemsize + SMALL * 4
     assert memory.now() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("readout", [tb.readouts.blend(0.5), tb.readouts.bema()], ids=["blend", "bema"])
+def test_the_memory_of_a_readout(dtype: torch.dtype, readout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the weights, and up to 3 scratch buffers while the mixture is made."""
+    seams.limit_scratch(monkeypatch, SMALL)
+    model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
+    belay = tb.Belay(model, None, EMA, keep_initial=True)
+    with Memory() as memory, belay.averaged(readout=readout):
+        assert memory.now() == N * dtype.itemsize
+    assert N * dtype.itemsize < memory.peak <= N * dtype.itemsize + 3 * SMALL * 4
+    assert memory.now() == 0
+    with Memory() as memory:
+        exported = belay.average_state_dict(readout=readout)
+    assert memory.now() == N * dtype.itemsize
+    assert memory.peak <= N * dtype.itemsize + 3 * SMALL * 4
+    assert len(exported) == N // 50
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -206,6 +206,14 @@ OURS = {
     "heavy_ball(momentum=0.0)": tb.methods.heavy_ball(0),
     "nesterov(momentum=0.9)": tb.methods.nesterov(0.9),
     "schedule_free(beta=0.9, r=0.0, weight_lr_power=2.0)": tb.methods.schedule_free(weight_lr_power=2),
+    "ema_nesterov(beta=0.5, gamma=0.9)": tb.methods.ema_nesterov(0.5, 0.9),
+    "hard_sync(every=10)": tb.methods.hard_sync(10),
+    "ema_nesterov(beta=linear(start=0.0, end=0.9, steps=40), gamma=0.9)": tb.methods.ema_nesterov(
+        tb.schedules.linear(0, 0.9, 40), 0.9
+    ),
+    "centred(theta=cosine(start=0.0, end=-0.5, steps=40), rate=0.25, follow='after')": tb.methods.centred(
+        tb.schedules.cosine(0, -0.5, 40), 0.25
+    ),
     "primal_averaging(mu_x=0.9, mu_y=0.5)": tb.methods.primal_averaging(0.9, 0.5),
     "centred(theta=1.0, rate=0.25, follow='after')": tb.methods.centred(1, 0.25),
 }

@@ -13,7 +13,8 @@ import pytest
 
 from torchbelay.physics import methods
 from torchbelay.physics.coupling import Coupling
-from torchbelay.physics.method import Method, Remembers
+from torchbelay.physics.method import Method, Remembers, settled
+from torchbelay.physics.schedules import linear
 from torchbelay.physics.spring import Spring
 
 INF, NAN = math.inf, math.nan
@@ -26,6 +27,11 @@ def four(c: Coupling) -> Numbers:
     return astuple(c)
 
 
+def line(t: int) -> float:
+    """The straight line from 0.5 at step 1 to 0.9 at step 11."""
+    return 0.5 + 0.04 * (min(t, 11) - 1)
+
+
 # The table of methods ----------------------------------------------------------------------------------------------
 # method, the four numbers as functions of step and learning rate
 
@@ -35,9 +41,13 @@ TABLE: list[tuple[Any, Callable[[int, float], Numbers]]] = [
     (methods.belay(k=1.0, m1=10.0, m2=20.0, follow="after"), lambda t, lr: (0.05, 0.025, 0.95, 0.025)),
     (methods.ema(0.9), lambda t, lr: (0, 0.1, 1, 0.1)),
     (methods.ema(0.9, follow="before"), lambda t, lr: (0, 0.1, 1, 0)),
+    (methods.ema(0.0), lambda t, lr: (0, 1, 1, 1)),
+    (methods.ema(1.0), lambda t, lr: (0, 0, 1, 0)),
+    (methods.ema(linear(0.5, 0.9, 11)), lambda t, lr: (0, 1 - line(t), 1, 1 - line(t))),
     (methods.ema(half_life=20.0), lambda t, lr: (0, 1 - 2 ** (-1 / 20), 1, 1 - 2 ** (-1 / 20))),
     (Spring.ema(0.9), lambda t, lr: (0, 0.1, 1, 0.1)),
     (Spring(k=0.2, m1=INF, m2=1.0), lambda t, lr: (0, 0.1, 1, 0)),
+    (methods.hard_sync(3), lambda t, lr: (0, 0, 1, 0) if t % 3 else (0, 1, 1, 1)),
     (methods.swa(), lambda t, lr: (0, 1 / t, 1, 1 / t)),
     (methods.swa(every=3), lambda t, lr: (0, 0, 1, 0) if t % 3 else (0, 3 / t, 1, 3 / t)),
     (methods.power_ema(gamma=0.0), lambda t, lr: (0, 1 / t, 1, 1 / t)),
@@ -49,12 +59,30 @@ TABLE: list[tuple[Any, Callable[[int, float], Numbers]]] = [
     (methods.switch_ema(0.7, every=3), lambda t, lr: (0, 0.3, 1, 0.3) if t % 3 else (0.7, 0.3, 0.3, 0.3)),
     (methods.heavy_ball(0.9), lambda t, lr: (-0.9, 1, 1, 0)),
     (methods.nesterov(0.9), lambda t, lr: (-0.9, 1, 1.9, 1)),
+    (methods.ema_nesterov(0.6, 0.9), lambda t, lr: (-0.06, 0.1, 1.06, 0.1)),
+    (
+        methods.ema_nesterov(linear(0.5, 0.9, 11), 0.9),
+        lambda t, lr: (-0.1 * line(t + 1), 0.1, 1 + 0.1 * line(t + 1), 0.1),
+    ),
     (methods.primal_averaging(0.9, 0.6), lambda t, lr: (-0.6 * 0.1 / 0.4, 0.1 / 0.4, 1 - 0.54, 0.1)),
     (methods.schedule_free(0.9), lambda t, lr: (-9 / t, 10 / t, 0.1 + 0.9 / t, 1 / t)),
     (methods.schedule_free(0.0), lambda t, lr: (0, 1 / t, 1, 1 / t)),  # β = 0 is the uniform average
     (methods.centred(0.5, 0.3), lambda t, lr: (0.1, 0.2, 1.35, 0.3)),
     (methods.centred(0.5, 0.3, follow="before"), lambda t, lr: (0.1, 0.2, 1.5, 0)),
     (methods.centred(-0.5, 0.3), lambda t, lr: (-0.3, 0.6, 0.65, 0.3)),
+    (
+        methods.centred(linear(0.5, 0.9, 11), 0.3),
+        lambda t, lr: (
+            1 - (1 + 0.7 * line(t + 1)) / (1 + line(t)),
+            0.3 / (1 + line(t)),
+            1 + 0.7 * line(t + 1),
+            0.3,
+        ),
+    ),
+    (
+        methods.centred(0.5, linear(0.5, 0.9, 11), "before"),
+        lambda t, lr: (line(t) / 3, line(t) / 1.5, 1.5, 0),
+    ),
 ]
 NAMES = [repr(method) for method, _ in TABLE]
 
@@ -82,7 +110,7 @@ def test_varies_says_what_the_coupling_depends_on(method: Any, expected: Callabl
 @pytest.mark.parametrize(("method", "expected"), TABLE, ids=NAMES)
 def test_every_row_is_a_method_whose_repr_makes_it_again(method: Any, expected: object) -> None:
     assert isinstance(method, Method)
-    assert eval(repr(method), vars(methods) | {"Spring": Spring, "inf": INF}) == method
+    assert eval(repr(method), vars(methods) | {"Spring": Spring, "inf": INF, "linear": linear}) == method
 
 
 @pytest.mark.parametrize(("method", "expected"), TABLE, ids=NAMES)
@@ -125,6 +153,13 @@ def test_every_public_method_is_in_the_table() -> None:
         (methods.lookahead(), True),
         (methods.switch_ema(0.9, every=5), True),
         (methods.swa(every=2), True),
+        (methods.hard_sync(2), True),
+        (methods.hard_sync(1), False),
+        (methods.ema(linear(0.5, 0.9, 11)), False),
+        (methods.centred(0.5, linear(0.5, 0.9, 11)), False),
+        (methods.centred(linear(0.0, 0.9, 11), 0.1), True),
+        (methods.ema_nesterov(linear(0.0, 0.9, 11), 0.9), True),
+        (methods.ema_nesterov(0.5, 0.9), False),
         (methods.swa(), False),
         (methods.ema(0.9), False),
         (methods.heavy_ball(0.9), False),
@@ -252,6 +287,38 @@ def test_centred_contains_belay_at_its_effective_rate() -> None:
     belay = Spring(k=1.0, m1=10.0, m2=20.0)
     c = methods.centred(belay.theta, 0.075, follow="before").coupling(1, 0.1)
     assert four(c) == pytest.approx((belay.kappa1, belay.kappa2, belay.alpha / belay.effective_lr_scale, 0), rel=1e-14)
+
+
+@pytest.mark.parametrize("follow", ["before", "after"])
+@pytest.mark.parametrize("t", [1, 5, 11, 12])
+def test_a_moving_theta_is_that_of_the_settled_coupling_and_not_of_the_step(t: int, follow: Any) -> None:
+    moving = methods.centred(linear(-0.5, 0.9, 11), linear(0.3, 0.1, 11), follow)
+    theta, rate = linear(-0.5, 0.9, 11)(t), linear(0.3, 0.1, 11)(t)
+    assert settled(moving, t, 0.1) == methods.centred(theta, rate, follow).coupling(1, 0.1)
+    assert (moving.coupling(t, 0.1).theta == pytest.approx(theta)) == (t >= 11)
+    assert moving.effective_lr_scale == 1
+    assert (moving.pulls, moving.horizon, moving.varies) == (True, 11, "step")
+
+
+def test_a_method_without_a_moving_theta_is_settled_as_it_is() -> None:
+    for method in (methods.ema(0.9), methods.centred(0.5, 0.1), methods.nesterov(0.9), Spring(1.0, 10.0, 20.0)):
+        assert settled(method, 3, 0.1) == method.coupling(3, 0.1)
+
+
+@pytest.mark.parametrize("t", [1, 5, 40])
+def test_ema_nesterovs_own_beta_is_that_of_the_point_where_the_step_began(t: int) -> None:
+    fading = linear(0.0, 0.9, 40)
+    moving = methods.ema_nesterov(fading, 0.95)
+    assert settled(moving, t, 0.1) == methods.ema_nesterov(fading(t), 0.95).coupling(1, 0.1)
+    assert moving.coupling(t, 0.1) == methods.ema_nesterov(fading(t + 1), 0.95).coupling(1, 0.1)
+    assert moving.coupling(t, 0.1).effective_lr_scale == pytest.approx(1 / (1 - fading(t + 1)))
+    assert (moving.pulls, moving.horizon, moving.varies) == (True, 40, "step")
+
+
+def test_ema_nesterov_without_a_memory_is_nesterov_and_without_a_look_ahead_ema() -> None:
+    assert methods.ema_nesterov(0.8, 0.0).coupling(1, 0.1) == methods.nesterov(0.8).coupling(1, 0.1)
+    assert methods.ema_nesterov(0.0, 0.75).coupling(1, 0.1) == methods.ema(0.75).coupling(1, 0.1)
+    assert not methods.ema_nesterov(0.0, 0.75).pulls
 
 
 @pytest.mark.parametrize("mu_y", [0.0, 0.3, 0.9])
@@ -408,9 +475,7 @@ FROM_0 = r"needs {0} ≥ 0 and {0} < 1$"
             ValueError,
             r"exactly one of .*; got decay=0\.9, half_life=3\.0",
         ),
-        (methods.ema, {"decay": 1.0}, ValueError, r"^decay=1\.0 .* " + UNIT.format("decay")),
-        (methods.ema, {"decay": 0.0}, ValueError, r"^decay=0\.0 .* " + UNIT.format("decay")),
-        (methods.ema, {"decay": NAN}, ValueError, r"^decay=nan .* " + UNIT.format("decay")),
+        (methods.ema, {"decay": NAN}, ValueError, r"^decay=nan .* needs decay ≥ 0 and decay ≤ 1$"),
         (methods.ema, {"decay": "0.9"}, TypeError, r"^decay='0\.9' is not a number; give a float"),
         (methods.ema, {"decay": 1e-17}, ValueError, r"^decay=1e-17 .* keeps nothing .* use a larger decay"),
         (methods.ema, {"half_life": 1e-3}, ValueError, r"^half_life=0\.001 .* use a larger half_life"),
@@ -501,6 +566,20 @@ FROM_0 = r"needs {0} ≥ 0 and {0} < 1$"
             ValueError,
             "^follow='' .* one of 'before', 'after'",
         ),
+        (methods.centred, {"theta": linear(0, -1, 9), "rate": 0.1}, ValueError, r"^theta=linear.* at step 9: theta=-1"),
+        (methods.centred, {"theta": linear, "rate": 0.1}, TypeError, "^theta=linear was not called"),
+        (
+            methods.centred,
+            {"theta": 0.0, "rate": linear(0.1, 0.0, 9)},
+            ValueError,
+            r"^rate=linear.* at step 9: rate=0\.0 is out of range; it needs rate > 0 and rate ≤ 1",
+        ),
+        (methods.ema_nesterov, {"beta": 1.0, "gamma": 0.9}, ValueError, r"^beta=1\.0 .* " + FROM_0.format("beta")),
+        (methods.ema_nesterov, {"beta": linear(0, 1, 9), "gamma": 0.9}, ValueError, "^beta=linear.* at step 9: beta=1"),
+        (methods.ema_nesterov, {"beta": 0.5, "gamma": 1.0}, ValueError, r"^gamma=1\.0 .* " + FROM_0.format("gamma")),
+        (methods.ema_nesterov, {"beta": 0.5, "gamma": linear}, TypeError, "^gamma=<class .* is not a number"),
+        (methods.hard_sync, {"every": 0}, ValueError, "^every=0 .* needs every ≥ 1"),
+        (methods.hard_sync, {"every": 2.0}, TypeError, r"^every=2\.0 is not a whole number; give an int"),
         (methods.belay, {"k": NAN}, ValueError, "^k=nan .* needs k > 0"),
         (methods.belay, {"m1": 0.1}, ValueError, "^κ1 .* m1=0\\.1.* use m1 > 0\\.5"),
     ],

@@ -35,9 +35,10 @@ def examine(model: Callable[[], nn.Module] = mlp, optimizer: Any = adamw, **more
 
 
 def test_the_names_of_the_suite_are_those_of_the_package() -> None:
-    """`check` is the function, although the package has many modules."""
-    assert testing.__all__ == ["CONTRACTS", "ContractError", "Report", "check"]
+    """`check` and `identify` are functions, although the package has many modules."""
+    assert testing.__all__ == ["CONTRACTS", "ContractError", "Identification", "Report", "check", "identify"]
     assert inspect.isfunction(testing.check)
+    assert inspect.isfunction(testing.identify)
     assert issubclass(testing.ContractError, AssertionError)
     assert (tb.Spring(k=1.0, m1=10.0, m2=20.0), tb.Spring.ema(decay=0.9)) == (testing.DEFAULT, testing.WATCHING)
     model, x = mlp(), batch(0)
@@ -72,7 +73,7 @@ def follow_too_little(patch: pytest.MonkeyPatch) -> None:
 
 def average_one_less(patch: pytest.MonkeyPatch) -> None:
     right = Averages.wanted
-    patch.setattr(Averages, "wanted", lambda self: {name: found[1:] for name, found in right(self).items()})
+    patch.setattr(Averages, "wanted", lambda *args: {name: found[1:] for name, found in right(*args).items()})
 
 
 def keep_the_average_in(patch: pytest.MonkeyPatch) -> None:
@@ -86,10 +87,11 @@ def put_nothing_in(patch: pytest.MonkeyPatch) -> None:
 def let_steps_through(patch: pytest.MonkeyPatch) -> None:
     right = Stepper.before
 
-    def wrong(self: Stepper) -> None:
-        swap, self.swap = self.swap, None
-        right(self)
-        self.swap = swap
+    def wrong(self: Stepper, *more: Any) -> None:
+        member = self._member
+        swap, member.swap = member.swap, None
+        right(self, *more)
+        member.swap = swap
 
     patch.setattr(Stepper, "before", wrong)
 

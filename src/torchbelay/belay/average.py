@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, Remembers, uncalled
 
 from .cohort import Cohort, compounded, inertias, varies
+from .initial import Initial
 from .shard import is_sharded, local, with_local
 
 MAIN = "average"  # the one average that may pull; spectators have names of their own
@@ -91,15 +92,43 @@ class Entry:
         return ((every - 1) * plain + coupling.effective_lr_scale) / every
 
 
+class WholeAverage(Protocol):
+    """What is known of an average of the whole model, whether one optimizer trains it or several."""
+
+    name: str
+    buffers: dict[str, Tensor]
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The entries of all parameters, by name."""
+
+    @property
+    def cohorts(self) -> list[Cohort]:
+        """The tensors that move alike."""
+
+    def refuse_other_shapes(self) -> None:
+        """Refuse weights that have another shape now: their average would be broadcast to them, or torn."""
+
+
 class Average:
     """All entries of one average, and its own buffers if it has any.
 
     An entry holds whole tensors, a cohort the local parts of tensors that are sharded over ranks. Averages are kept
-    beside their parameters, or, if `hosted`, in host memory.
+    beside their parameters, or on the device `home`.
     """
 
-    def __init__(self, name: str, rule: Rule, *, pulls: bool, hosted: bool = False, every: int = 1) -> None:
-        self.name, self.rule, self.pulls, self.hosted, self.every = name, rule, pulls and not hosted, hosted, every
+    def __init__(
+        self,
+        name: str,
+        rule: Rule,
+        *,
+        pulls: bool,
+        home: torch.device | None = None,
+        every: int = 1,
+        initial: Initial | None = None,
+    ) -> None:
+        self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
+        self.initial = Initial(kept=False) if initial is None else initial
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
         self.told: dict[int, tuple[Method, str | None]] = {}  # by id: a method, and what it was when it was taken in
@@ -137,7 +166,7 @@ class Average:
 
     def _home(self, w1: Tensor) -> torch.device:
         """Return the device that the average of a parameter is kept on."""
-        return torch.device("cpu") if self.hosted else local(w1).device
+        return local(w1).device if self.home is None else self.home
 
     def _placed(self, tensor: Tensor, w1: Tensor) -> Tensor:
         """Return the tensor at its home and laid out like its parameter, so that kernels can take both as flat memory.
@@ -150,7 +179,7 @@ class Average:
         if not is_sharded(w1) and tensor.stride() != w1.stride():
             laid_out = torch.empty_like(w1, dtype=tensor.dtype, device=there)
             tensor = tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
-        if self.hosted and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
+        if there.type == "cpu" and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
             tensor = with_local(tensor, local(tensor).pin_memory())
         return tensor
 
@@ -169,6 +198,7 @@ class Average:
                 tensor = getattr(e, slot)
                 if tensor is not None:
                     setattr(e, slot, self._placed(tensor, e.w1))
+            self.initial.follow(e.w1, e.w2)
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             group = None if varies(e.method) in ("never", "step") else e.group
@@ -190,14 +220,35 @@ class Average:
                     f"{tuple(e.w2.shape)}: give it back its shape, or begin again at it by reset()"
                 )
 
+    def drop(self, lost: Iterable[Entry]) -> None:
+        """Follow the parameters of these entries no more; other averages' entries are ignored."""
+        for e in lost:
+            if self.entries.get(e.name) is e:
+                self.initial.forget(self.entries.pop(e.name).w1)
+
     def assign_groups(self, groups: dict[int, int]) -> list[str]:
         """Note the group that each parameter (by id) is in now; drop those in none, and return their names."""
         gone = [e.name for e in self.entries.values() if id(e.w1) not in groups]
         for name in gone:
-            del self.entries[name]
+            self.initial.forget(self.entries.pop(name).w1)
         for e in self.entries.values():
             e.group = groups[id(e.w1)]
         return gone
+
+    def give(self, entries: list[Entry], other: "Average", *, later: int) -> None:
+        """Let the average of another optimizer go on with some entries; its count is `later` steps ahead of ours."""
+        self.refuse_other_shapes()
+        other.refuse_other_shapes()
+        own: dict[int, Method] = {}
+        for e in entries:
+            if isinstance(e.method, Remembers):  # from now on it sees other learning rates than those that stay
+                e.method = own.setdefault(id(e.method), copy(e.method))
+            e.born += later
+            other.entries[e.name] = e
+            other.told.setdefault(id(e.method), (e.method, _told(e.method)))
+            del self.entries[e.name]
+        self.regroup()
+        other.regroup()
 
     def rename(self, names: dict[int, str]) -> None:
         """Call every entry by the name of its parameter (by id) in `names`."""
@@ -209,6 +260,8 @@ class Average:
 
     def clear(self) -> None:
         """Forget everything but the rule."""
+        for e in self.entries.values():
+            self.initial.forget(e.w1)
         self.entries, self.cohorts, self._shards = {}, [], []
         self.buffers, self.followers = {}, {}
 
@@ -220,6 +273,7 @@ class Average:
                 e.w2 = self._placed(e.w1.detach().to(self._home(e.w1), e.w2.dtype, copy=True), e.w1)
                 e.v1, e.v2 = (None if v is None else self._at_rest(e.w2, e.w1) for v in (e.v1, e.v2))
             local(e.w2).copy_(local(e.w1))
+            self.initial.renew(e.w1, e.w2)
             for v in (e.v1, e.v2):
                 if v is not None:
                     local(v).zero_()

@@ -1,7 +1,7 @@
 """All averages of a model together: how they begin, restart, follow changes of the model, and are saved and loaded."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,19 +10,28 @@ from torch.optim import Optimizer
 from torchbelay.ops import arithmetic
 from torchbelay.physics.warnings import warn
 
-from . import buffers, checkpoint, modules
+from . import beginnings, buffers, checkpoint, family, modules
 from .average import MAIN, Average, Entry, Wanted
 from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
 from .options import Options
-from .parameters import Parameters
+from .parameters import Names, Parameters
 from .shard import local, part_for
-from .validate import pulled_by, warn_of_feedback
+from .validate import pulled_by, warn_of_feedback, warn_of_rounding
+
+
+class Checked(NamedTuple):
+    """A state that is known to fit, and the parameters that it fits."""
+
+    state: Mapping[str, Any]
+    averages: Mapping[str, Mapping[str, Any]]
+    parameters: Parameters
+    wanted: dict[str, list[Wanted]]
 
 
 class Averages:
-    """The averages of a model, by name: the one that may pull, then the spectators.
+    """The averages of what an optimizer trains, by name: the one that may pull, then the spectators.
 
     What makes tensors that stay leaves inference_mode first: a tensor made there can be written to nowhere else.
     """
@@ -30,13 +39,14 @@ class Averages:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, each: dict[str, Average], options: Options, clock: Clock
     ) -> None:
-        self._model, self._optimizer, self._options, self._clock = model, optimizer, options, clock
+        self._model, self.optimizer, self._options, self.clock = model, optimizer, options, clock
         self.each = each
+        self.relatives: family.Relatives = family.nobody
         self.parameters = Parameters(model, optimizer)
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
         self.began = False
         self._wanted: dict[str, list[Wanted]] = {}  # as last found: a model may have changed since
-        self.buffer_slots: dict[str, buffers.Slot] = {}  # where the model had its buffers at the last `fit_buffers()`
+        self.buffer_slots: dict[str, modules.BufferSlot] = {}  # as of the last `fit_buffers()`
 
     def __iter__(self) -> Iterator[Average]:
         return iter(self.each.values())
@@ -49,10 +59,14 @@ class Averages:
         """Return the name and the tensor of every parameter that is averaged, each once."""
         return list({id(e.w1): (e.name, e.w1) for e in self.entries()}.values())
 
-    def wanted(self) -> dict[str, list[Wanted]]:
+    def wanted(self, names: Names | None = None) -> dict[str, list[Wanted]]:
         """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
-        self._wanted = self._parameters_now().wanted(self.each.values())
+        self._wanted = self._parameters_now().wanted(self.each.values(), names)
         return self._wanted
+
+    def held(self) -> dict[int, int]:
+        """Return the parameters that the optimizer holds now, by their ids, with their groups."""
+        return self._parameters_now().groups()
 
     def _parameters_now(self) -> Parameters:
         """Return the parameters that the optimizer holds now: it may have got or lost some since the last step."""
@@ -62,14 +76,14 @@ class Averages:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def begin(self) -> None:
+    def begin(self, names: Names | None = None) -> None:
         """Let every average start as a copy of the weights."""
-        wanted = self.wanted()
+        wanted = self.wanted(names)
         if self.guard is not None:
             self.guard.check(_distinct(wanted))
         try:
             for name, found in wanted.items():
-                self.each[name].adopt(found, born=self._clock.count, dtype=self._options.dtype)
+                self.each[name].adopt(found, born=self.clock.count, dtype=self._options.dtype)
             self.began = True
         finally:  # all of them or none: an average that has begun would pull
             for average in () if self.began else self:
@@ -78,24 +92,27 @@ class Averages:
 
     def begin_when_due(self) -> None:
         """Begin after step `start`; at weights that are not finite wait, or raise, as `on_nonfinite` says."""
-        if self.began or self._clock.count < self._options.start:
+        if self.began or self.clock.count < self._options.start:
             return
         if self.guard is not None:
             found = _distinct(self.wanted())
             if self.guard.raises:
-                self.guard.look(found, self._clock.count)
+                self.guard.look(found, self.clock.count)
             elif not self.guard.is_good(found):
                 return
         self.begin()
 
+    def check_restart(self) -> None:
+        """Refuse to begin again at weights that are not finite, if `on_nonfinite` says so; changes nothing."""
+        if self.guard is not None and self.began:
+            self.guard.check([(e.name, e.w1) for e in self.entries()])
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def restart(self) -> None:
-        """Begin again at the weights as they are, if the averages have begun."""
-        if self.guard is not None and self.began:
-            self.guard.check([(e.name, e.w1) for e in self.entries()])
+        """Begin again at the weights as they are, if the averages have begun; `check_restart()` has been asked."""
         for average in self:
-            average.restart(self._clock.count)
+            average.restart(self.clock.count)
         self.fit_buffers()
 
     # Following the model -----------------------------------------------------------------------------------------
@@ -113,10 +130,9 @@ class Averages:
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids."""
-        entries = self.each[MAIN].entries.values()
         if not self.began:
             return pulled_by(self._wanted[MAIN])
-        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in entries)
+        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in self.each[MAIN].entries.values())
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -128,6 +144,7 @@ class Averages:
         parameters = self.parameters.renewed()
         wanted = parameters.wanted(self.each.values())
         check(wanted[MAIN])
+        family.refuse_held_twice(self._model, self, parameters.groups(), self.relatives())
         if self.guard is not None and self.began:
             known = {id(e.w1) for e in self.entries()}
             late = [(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in known]
@@ -135,6 +152,7 @@ class Averages:
                 self.guard.check(late)
         if self.began:
             groups = parameters.groups()
+            family.exchange(self, groups, self.relatives())
             gone = {average.name: average.assign_groups(groups) for average in self}
             self.refresh_names()
             for average in self:
@@ -145,29 +163,22 @@ class Averages:
     def _adopt(self, average: Average, wanted: list[Wanted], gone: list[str]) -> None:
         known = {id(entry.w1) for entry in average.entries.values()}
         new = [each for each in wanted if id(each.parameter) not in known]
-        average.adopt(new, born=self._clock.count, dtype=self._options.dtype)
+        average.adopt(new, born=self.clock.count, dtype=self._options.dtype)
         if new:
-            _report(
-                f"{len(new)} parameter(s) were added to",
-                new[0].name,
-                f"adopted by {average.name!r} at their present values",
-            )
+            adopted = f"adopted by {average.name!r} at their present values"
+            _report(f"{len(new)} parameter(s) were added to", new[0].name, adopted)
         if gone:
             _report(f"{len(gone)} parameter(s) were taken from", gone[0], f"{average.name!r} averages them no more")
         if average.pulls:
-            warn_of_feedback(new, self._optimizer, rounding=self._options.rounding)
+            warn_of_rounding(new, rounding=self._options.rounding)
+            warn_of_feedback(new, self.optimizer)
 
-    def follow_model(self) -> None:
-        """Follow what changed in the model between two steps: names of parameters, and averaged buffers."""
-        self.refresh_names()
-        self.fit_buffers()
-
-    def refresh_names(self) -> None:
+    def refresh_names(self, names: Names | None = None) -> None:
         """Call every entry by the name that the model has for its parameter now, and drop those that left the model.
 
         Refuses a parameter that left the model but is still trained.
         """
-        names = {id(p): name for name, p in modules.named_parameters(self._model).items()}
+        names = modules.names_by_id(self._model) if names is None else names
         lost = [e for e in self.entries() if id(e.w1) not in names]
         if lost:
             trained = self.parameters.renewed().groups()
@@ -177,8 +188,9 @@ class Averages:
                         f"parameter {entry.name!r} has been replaced in the model (load_state_dict(assign=True)?), but "
                         "the optimizer still trains the old one: make the optimizer and Belay anew"
                     )
+            # Not what only the optimizer has lost: the next step tells the user of that.
             for average in self:
-                average.assign_groups(trained)
+                average.drop(lost)
                 average.regroup()
         for average in self:
             average.rename(names)
@@ -196,25 +208,16 @@ class Averages:
             )
         return 0.0 if lr is None else lr
 
-    def effective_lrs(self, average: Average) -> dict[int, float]:
-        """Return what is left of each group's learning rate in the long run, for the group's first parameter."""
-        groups = self._parameters_now().groups()
-        entries = [e for e in average.entries.values() if id(e.w1) in groups]
-        firsts = {groups[id(e.w1)]: e for e in reversed(entries)}
-        rates = {group: self.parameters.lr(group) for group in sorted(firsts)}
-        step, every = self._clock.count, self._options.every
-        return {g: lr * firsts[g].effective_lr_scale(step, lr, every) for g, lr in rates.items() if lr is not None}
-
     # Buffers -----------------------------------------------------------------------------------------------------
 
     def fit_buffers(self) -> None:
         """Let averaged buffers fit the model's: new ones begin, and all are on the model's device."""
         if self._options.buffers != "average" or not self.began:
             return
-        self.buffer_slots = buffers.slots_of(self._model)
-        now = {name: b for name, (slots, key) in self.buffer_slots.items() if (b := slots[key]) is not None}
+        self.buffer_slots = modules.first_slots(self._model)
+        now = {name: b for name, slot in self.buffer_slots.items() if (b := slot.holder[slot.key]) is not None}
         for average in self:
-            buffers.fit(average, now, self._options.dtype, lambda: self._clock.count, self._buffers_lr())
+            buffers.fit(average, now, self._options.dtype, lambda: self.clock.count, self._buffers_lr())
 
     def check_buffers(self) -> None:
         """Refuse what cannot be a buffer's method, before the averages begin; changes nothing."""
@@ -225,10 +228,10 @@ class Averages:
     def _new_followers(self, average: Average) -> dict[str, Cohort]:
         """Return what would move the buffers of an average that began now."""
         now = modules.named_buffers(self._model) if self._options.buffers == "average" else {}
-        return buffers.followers(average, now, self._clock.count, self._buffers_lr())
+        return buffers.followers(average, now, self.clock.count, self._buffers_lr())
 
     def _buffers_lr(self) -> float:
-        return 0.0 if self._optimizer is None else self.parameters.lr(0) or 0.0
+        return 0.0 if self.optimizer is None else self.parameters.lr(0) or 0.0
 
     def forget_buffers(self, keep: Tensor | None) -> None:
         """Drop the averages' own buffers, which `update_bn` found: a step has made them outdated.
@@ -266,11 +269,11 @@ class Averages:
         averages = self.each
         if not self.began:
             averages = {name: self._blank(averages[name], found) for name, found in self.wanted().items()}
-        now, step = self._checkpointed_buffers(), self._clock.count
+        now, step = self._checkpointed_buffers(), self.clock.count
         models = now if swap is None else now | swap.own_buffers()
         found = {}
         for name, average in averages.items():
-            changed = swap is not None and swap.average is average and swap.changed_buffers()
+            changed = swap is not None and swap.average.name == name and swap.changed_buffers()
             present = swap.buffers() if swap is not None and changed else {}
             kept = {}
             for each, b in now.items():
@@ -284,12 +287,13 @@ class Averages:
                 "buffers": kept,
                 "own_buffers": rows if self._options.buffers == "average" else int(bool(present or average.buffers)),
             }
+        beginnings.add(found, self.each, averages)
         return found
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, once it is known to fit."""
+    def checked(self, state: Mapping[str, Any], names: Names | None = None) -> Checked:
+        """Return a state that fits; refuse one that does not, with nothing changed."""
         parameters = self._parameters_now()
-        wanted = parameters.wanted(self.each.values())
+        wanted = parameters.wanted(self.each.values(), names)
         self.fit_buffers()
         expected = {name: self._expected(average, wanted[name]) for name, average in self.each.items()}
         now = self._checkpointed_buffers()
@@ -298,19 +302,25 @@ class Averages:
             for name, average in self.each.items()
         }
         saved = checkpoint.checked(state, self._options, expected, homes)
-        self.parameters, self._wanted = parameters, wanted
-        self._clock.set(state["step"])
+        beginnings.check(self.each, saved, expected)
+        return Checked(state, saved, parameters, wanted)
+
+    def load(self, checked: Checked) -> None:
+        """Go on from a state that fits."""
+        state, saved, self.parameters, self._wanted = checked
+        self.clock.set(state["step"])
         self.began = bool(state["began"])
         for name, average in self.each.items():
             if not self.began:
                 average.clear()
                 continue
-            if average.follows(wanted[name]):
-                average.assign_groups(parameters.groups())
+            if average.follows(self._wanted[name]):
+                average.assign_groups(self.parameters.groups())
             else:
                 average.clear()
-                average.adopt(wanted[name], born=0, dtype=self._options.dtype)
+                average.adopt(self._wanted[name], born=0, dtype=self._options.dtype)
             checkpoint.restore(average, saved[name], state["step"])
+        beginnings.load(self.each, saved)
         if self.began:
             self.fit_buffers()
             for name, average in self.each.items():
@@ -334,8 +344,8 @@ class Averages:
 
     def _blank(self, average: Average, wanted: list[Wanted], device: str | None = None) -> Average:
         """Return what an average would be if it began now."""
-        blank = Average(average.name, average.rule, pulls=average.pulls, hosted=average.hosted, every=average.every)
-        blank.adopt(wanted, born=self._clock.count, dtype=self._options.dtype, device=device)
+        blank = Average(average.name, average.rule, pulls=average.pulls, home=average.home, every=average.every)
+        blank.adopt(wanted, born=self.clock.count, dtype=self._options.dtype, device=device)
         blank.followers = average.followers if self.began else self._new_followers(average)
         return blank
 

@@ -1,48 +1,47 @@
 """The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchbelay._version import __version__
 from torchbelay.physics import arguments
-from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
-from torchbelay.physics.warnings import warn
+from torchbelay.physics.readouts import Readout
 
 from . import checkpoint, company, export, files, modules, shard
-from .average import MAIN, Average, Rule, as_rule
-from .averages import Averages
-from .clock import Clock
+from .average import MAIN, Rule, WholeAverage, as_rule
+from .models import as_given, as_loose
 from .options import OptionArguments, Options
+from .parts import Parts
 from .signals import signals_held
 from .stats import stats
-from .stepper import Stepper
 from .swap import Swap, overwrite
-from .unseen import Unseen
-from .validate import check_kernels, check_model, check_optimizer, pulled_by, warn_of_feedback
+from .validate import check_model, check_optimizers
 
 
 class Belay:
     """Attach BELAY, EMA or any other averaging method to an optimizer; nothing else to call in the loop.
 
     Args:
-        model: the module whose weights are averaged, wrapped (DDP, torch.compile, …) or not.
+        model: the module whose weights are averaged, wrapped (DDP, torch.compile, …) or not. Or several modules, as the
+            stages of a pipeline, whose tensors keep the names that each module has for them.
         optimizer: any torch.optim.Optimizer over the model's parameters, or the wrapper that accelerate, Fabric or
-            Lightning put around one. Belay averages the parameters that it holds. None: call `before_step()` and
-            `after_step()` around the update yourself; parameters that require gradients are averaged.
+            Lightning put around one. Belay averages the parameters that it holds. Or several optimizers, as Muon beside
+            AdamW, or one per parameter that steps in the backward: each parameter follows the steps of its own, and
+            buffers follow the first. None: call `before_step()` and `after_step()` around the update yourself, or
+            `update()` after it; parameters that require gradients are averaged.
         method: a method of `torchbelay.methods`, a Spring, or any object with `coupling(step, lr)`. Or a function
             (name, parameter) -> method, which returns None for a parameter that is not to be averaged. With
             buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
         replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
-            `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
+            `keep_initial`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
     needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
@@ -63,44 +62,49 @@ class Belay:
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
+        model: nn.Module | Iterable[nn.Module],
+        optimizer: Optimizer | Iterable[Optimizer] | None,
         method: Method | Rule,
         *,
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
         **options: Unpack[OptionArguments],
     ) -> None:
-        if spectators is not None and not isinstance(spectators, Mapping):
-            raise TypeError(f"spectators={spectators!r} is not a dict; give each a name, as {{'short': ...}}")
-        check_model(model)
-        optimizer = check_optimizer(optimizer)
-        self._options = Options(**options)
-        hosted = self._options.hosted
-        every = self._options.every
-        averages = {MAIN: Average(MAIN, as_rule(method), pulls=True, hosted=hosted, every=every)}
-        for name, watching in (spectators or {}).items():
-            if not isinstance(name, str) or not name or name == MAIN:
-                raise ValueError(f"spectators has the name {name!r}; give each a name of its own, other than {MAIN!r}")
-            averages[name] = Average(name, as_rule(watching), pulls=False, hosted=hosted, every=every)
-        self._model, self._optimizer, self._clock = model, optimizer, Clock()
-        self._averages = Averages(model, optimizer, averages, self._options, self._clock)
-        self._stepper = Stepper(model, optimizer, self._averages, self._options, self._clock)
-        found = self._averages.wanted()  # refuses what cannot be averaged, before anything is attached
-        for name in averages:
-            if not found[name]:
-                raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
-        company.refuse_among(self._stepper, model.parameters(), "Belay(...)")
-        if not replace:
-            company.refuse_second_pull(self._stepper, pulled_by(found[MAIN]))
-        self._averages.check_buffers()
-        everything = [f for each in found.values() for f in each]
-        check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
-        warn_of_feedback(found[MAIN], optimizer, rounding=self._options.rounding)
-        if self._options.start == 0:
-            self._averages.begin()
-        self._stepper.attach(replace=replace)
-        self._unseen = Unseen(self._averages.parameters)
+        rules = _rules(method, spectators)
+        self._model, optimizers, self._options = check_model(model), check_optimizers(optimizer), Options(**options)
+        self._parts = Parts(self._model, optimizers, rules, self._options)
+        self._optimizer = self._parts.first.optimizer
+        self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
+        self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
+        self._parts.attach(replace=replace)
+
+    @classmethod
+    def from_parameters(
+        cls,
+        params: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+        optimizer: Optimizer | Iterable[Optimizer] | None,
+        method: Method | Rule,
+        *,
+        spectators: Mapping[str, Method | Rule] | None = None,
+        replace: bool = False,
+        **options: Unpack[OptionArguments],
+    ) -> Self:
+        """Average tensors without a module: those that were given, and nothing else that the optimizer holds.
+
+        `params` are tensors, whose names are their positions, or pairs of a name and a tensor. `averaged()` gives their
+        list. Without an optimizer all of them are averaged, with one those that it holds.
+
+        >>> from torchbelay import Spring
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+        >>> belay = Belay.from_parameters([("weight", weight)], optimizer, Spring.ema(decay=0.5))
+        >>> weight.sum().backward()
+        >>> optimizer.step()
+        >>> belay.average_state_dict()["weight"]
+        tensor([0.5000, 0.5000])
+        """
+        loose = as_loose(params)
+        return cls(loose, optimizer, method, spectators=spectators, replace=replace, **options)
 
     # The step ----------------------------------------------------------------------------------------------------
 
@@ -113,146 +117,165 @@ class Belay:
     def after_step(self) -> None:
         """Call this right after you updated the weights by hand."""
         self._refuse_if_attached("after_step")
-        self._refuse_inside("after_step")
+        self._parts.refuse_inside("after_step")
         if not self._stepper.under_way:
             raise RuntimeError("after_step() without before_step(): call that right before the weights are updated")
         self._stepper.look()
         with signals_held():
             self._stepper.after()
 
+    def update(self, *, rate: float | None = None) -> None:
+        """Let the averages follow the weights as they are now: call this alone, after you updated them by hand.
+
+        For averages that only follow the weights after a step (a = 0, follow="after"), as `Spring.ema` and
+        `methods.swa`; with others, call `before_step()` and `after_step()`. It counts as a step.
+
+        `rate`, from 0 to 1, is the share of the new weights in the average at this update alone, whatever the method
+        and `every` say: 1 copies the weights. Averaged buffers take the same share. Spectators follow their own
+        methods.
+
+        >>> from torchbelay import Spring
+        >>> critic = nn.Linear(1, 1, bias=False)
+        >>> target = Belay(critic, None, Spring.ema(decay=0.75))
+        >>> nn.init.zeros_(critic.weight).requires_grad
+        True
+        >>> target.update(rate=1.0)
+        >>> nn.init.ones_(critic.weight).requires_grad
+        True
+        >>> target.update()
+        >>> target.average_state_dict()["weight"].item()
+        0.25
+        """
+        self._refuse_if_attached("update")
+        self._parts.refuse_inside("update")
+        if self._stepper.under_way and not self._stepper.torn:
+            raise RuntimeError("update() between before_step() and after_step(): call after_step() first")
+        share = None if rate is None else arguments.number("rate", rate, low=0, open_low=False)
+        if share is not None and share > 1:
+            raise ValueError(f"rate={rate!r} is out of range; it needs rate ≥ 0 and rate ≤ 1")
+        self._averages.parameters.given_lr = None
+        self._stepper.update(share)
+
     # The average -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def averaged(self, name: str = MAIN) -> Iterator[nn.Module]:
+    def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
         """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 
-        Evaluate inside, do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`)
-        stay with the average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its
-        copies. Signals that have a Python handler wait while weights and average trade places.
+        The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
+        do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
+        average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
+        that have a Python handler wait while weights and average trade places.
+
+        With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
+        weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
         """
-        average, swap = self._average(name), self._stepper.swap
-        if swap is not None:
-            if swap.average.name != name:
-                raise RuntimeError(f"averaged({name!r}) inside averaged({swap.average.name!r}): leave that block first")
-            yield self._model
+        average, member = self._average(name), self._parts.member
+        if member.swap is not None:
+            if member.swap.average.name != name or member.swap.readout != readout:
+                inside = _block(member.swap.average.name, member.swap.readout)
+                raise RuntimeError(f"{_block(name, readout)} inside {inside}: leave that block first")
+            yield as_given(self._model)
             return
-        company.refuse_among(self._stepper, self._averages.parameters.all, f"averaged({name!r})")
-        self._averages.follow_model()
+        company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
+        self._parts.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
+        reading = self._parts.reading(average, readout)
+        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, reading=reading)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
                 with signals_held():
-                    self._stepper.swap = swap
+                    member.swap = swap
                     swap.enter()
-                yield self._model
+                yield as_given(self._model)
             finally:
                 with signals_held():
-                    self._stepper.leave()
+                    member.leave()
         finally:
-            self._stepper.leave()
+            member.leave()
 
-    def _average(self, name: str) -> Average:
-        if name not in self._averages.each:
-            raise ValueError(f"name={name!r} is no average; choose one of {', '.join(map(repr, self._averages.each))}")
-        self._stepper.backend.wait()
-        self._stepper.settled_swap()
-        self._warn_before_use()
-        return self._averages.each[name]
-
-    def _remember_weights(self) -> None:
-        if not self._stepper.stepped:
-            self._unseen.remember(self._averages.parameters)
-
-    def _warn_before_use(self) -> None:
-        """Warn before an average is used or saved that never moved although the weights did, or moved in part."""
-        if self._stepper.torn:
-            warn(
-                "the last step was stopped while weights and averages moved: some of these averages have moved and "
-                "some have not; load a checkpoint by load_state_dict(), or begin again by reset()"
-            )
-        seen = self._stepper.stepped or self._stepper.is_inside  # in the first step they may have moved already
-        if self._stepper.attached and not seen and not company.own_tensors():
-            self._unseen.look(self._averages.parameters, self._optimizer)
+    def _average(self, name: str) -> WholeAverage:
+        if name not in self._parts.averages:
+            known = ", ".join(map(repr, self._parts.averages))
+            raise ValueError(f"name={name!r} is no average; choose one of {known}")
+        self._parts.wait()
+        self._parts.member.settled_swap()
+        self._parts.warn_before_use()
+        return self._parts.averages[name]
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
+    def average_state_dict(
+        self, name: str = MAIN, *, full: bool = False, readout: Readout | None = None
+    ) -> dict[str, Any]:
         """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
 
-        The result loads into an unwrapped model with `load_state_dict(strict=True)`. Tensors have the parameters'
-        dtypes; `state_dict()` has the averages in their own.
+        With a `readout` it is that mixture of weights and average. The result loads into an unwrapped model with
+        `load_state_dict(strict=True)`. Tensors have the parameters' dtypes; `state_dict()` has averages in their own.
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time. Every rank must call; the other ranks get {}.
         """
         average = self._average(name)
-        if self._stepper.swap is None:
-            self._averages.follow_model()
+        if self._parts.member.swap is None:
+            self._parts.follow_model()
         take = shard.gathered if full else modules.copied
-        state = export.with_average(self._model, average, self._stepper, take)
+        reading = self._parts.reading(average, readout)
+        state = export.with_average(self._model, average, self._parts.member, take, reading)
         return state if not full or shard.is_first_rank() else {}
 
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, readout: Readout | None = None) -> None:
         """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
 
-        The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
-        torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
+        The file holds `average_state_dict(name, full=True, readout=readout)`; its metadata name method, readout, step
+        and the version of torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
         """
         export.require()
         average = self._average(name)
         spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
         if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
             files.destination(path)
-        state = self.average_state_dict(name, full=True)
-        if not shard.is_first_rank():
-            return
-        methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
-        about = {
-            "average": name,
-            "method": "; ".join(methods) if self._averages.began else f"none before step {self._options.start}",
-            "step": str(self.step),
-            "torchbelay": __version__,
-        }
-        export.write(path, state, about)
+        state = self.average_state_dict(name, full=True, readout=readout)
+        if shard.is_first_rank():
+            export.write(path, state, export.about(average, readout, step=self.step, start=self._options.start))
 
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""
-        self._refuse_now("copy_to_model")
+        self._parts.refuse_now("copy_to_model")
         average = self._average(name)
-        self._averages.follow_model()
+        self._parts.follow_model()
         overwrite(self._model, average)
-        self._remember_weights()
+        self._parts.remember_weights()
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def reset(self) -> None:
         """Begin every average again at the weights as they are. Call this after you loaded weights into the model."""
-        self._refuse_now("reset")
-        self._stepper.backend.wait()
-        self._averages.follow_model()
-        self._averages.restart()
-        self._stepper.forget_the_step()
-        self._remember_weights()
+        self._parts.refuse_now("reset")
+        self._parts.wait()
+        self._parts.restart()
 
     # Numbers and checkpoints -----------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """The number of optimizer steps since construction; skipped steps do not count."""
-        self._stepper.settle()
-        return self._clock.count
+        """The number of optimizer steps since construction; skipped steps do not count.
+
+        With several optimizers, the steps of the one that took the most.
+        """
+        return self._parts.step
 
     @torch.no_grad()
     def stats(self) -> dict[str, float | int | str]:
         """Return numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
 
-        "effective_lr" is that of the optimizer's first group, "effective_lr/1", … are those of the others. If methods
+        "effective_lr" is that of the optimizer's first group, "effective_lr/1", … are those of the others, then those
+        of the next optimizer's groups. If methods
         differ within a group, the group's first parameter counts. With a sharded model every rank must call.
         """
         self._average(MAIN)
-        return stats(self._averages, self._stepper.swap, self.step)
+        return stats(self._parts)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -265,20 +288,18 @@ class Belay:
         A method is saved as its class and the fields that differ from their defaults. One that cannot be told in that
         way, such as a lambda, is refused: make it a dataclass.
         """
-        self._stepper.backend.wait()
-        swap = self._stepper.settled_swap()
-        self._warn_before_use()
+        self._parts.wait()
+        swap = self._parts.member.settled_swap()
+        self._parts.warn_before_use()
         if swap is None:
-            self._averages.follow_model()
-        averages = self._averages.saved(swap, self._stepper.memories)
+            self._parts.follow_model()
+        saved = self._parts.saved()
         return {
             "format": checkpoint.FORMAT,
-            "step": self.step,
             "ahead": 0,
-            "began": int(self._averages.began),
             "options": self._options.saved(),
-            "made_with": checkpoint.made_with(averages, self._options),
-            "averages": averages,
+            "made_with": checkpoint.made_with(saved["averages"], self._options),
+            **saved,
         }
 
     @torch.inference_mode(False)
@@ -289,31 +310,14 @@ class Belay:
         A state of one process fits a sharded model too. Shards that another rank saved are refused. Use
         torch.distributed.checkpoint to change the number of ranks.
         """
-        self._refuse_now("load_state_dict")
-        self._stepper.backend.wait()
-        self._averages.load(state)
-        self._stepper.forget_the_step()
-        self._unseen.forget()
+        self._parts.refuse_now("load_state_dict")
+        self._parts.wait()
+        self._parts.load(state)
 
     def detach(self) -> None:
         """Remove the hooks: the optimizer is as it was, and the average can still be used."""
-        self._refuse_inside("detach")
-        self._stepper.detach()
-
-    def _refuse_inside(self, what: str) -> None:
-        """Refuse what would go wrong while an average is in the model."""
-        if (swap := self._stepper.settled_swap()) is not None:
-            raise RuntimeError(f"{what}() inside averaged({swap.average.name!r}): leave the block first")
-
-    def _refuse_now(self, what: str) -> None:
-        """Refuse what rewrites weights or averages, inside `averaged()` or in the middle of a step."""
-        self._refuse_inside(what)
-        company.refuse_among(self._stepper, self._model.parameters(), f"{what}()")
-        if self._stepper.is_inside:
-            raise RuntimeError(
-                f"{what}() inside optimizer.step(), by its closure or a hook: the step would go on with what it took "
-                "from before; call it between two steps"
-            )
+        self._parts.refuse_inside("detach")
+        self._parts.member.detach()
 
     def _refuse_if_attached(self, what: str) -> None:
         if self._optimizer is not None:
@@ -328,25 +332,20 @@ class Belay:
         )
 
     def __repr__(self) -> str:
-        entries = self._averages.each[MAIN].entries.values()
-        methods = list(dict.fromkeys(repr(e.method) for e in entries))
-        about = [
-            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
-            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
-            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
-        ]
-        if not self._averages.began:
-            about = [f"begins after step {self._options.start}"]
-        if len(self._averages.each) > 1:
-            about.append(f"spectators {', '.join(list(self._averages.each)[1:])}")
-        if self._optimizer is None:
-            about.append("steps by hand")
-        return f"Belay({'; '.join(about)}; impl={self._stepper.path()!r}; step {self.step})"
+        return f"Belay({'; '.join(self._parts.about())})"
 
 
-def _label(method: Method) -> str:
-    """Return a method as a text for readers; the name of its class if a checkpoint could not tell it."""
-    try:
-        return describe(method)
-    except ValueError:
-        return type(method).__qualname__
+def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None) -> dict[str, Rule]:
+    """Return the rule of each average, by name: first the one that may pull."""
+    if spectators is not None and not isinstance(spectators, Mapping):
+        raise TypeError(f"spectators={spectators!r} is not a dict; give each a name, as {{'short': ...}}")
+    rules = {MAIN: as_rule(method)}
+    for name, watching in (spectators or {}).items():
+        if not isinstance(name, str) or not name or name == MAIN:
+            raise ValueError(f"spectators has the name {name!r}; give each a name of its own, other than {MAIN!r}")
+        rules[name] = as_rule(watching)
+    return rules
+
+
+def _block(name: str, readout: Readout | None) -> str:
+    return f"averaged({name!r})" if readout is None else f"averaged({name!r}, readout={readout!r})"

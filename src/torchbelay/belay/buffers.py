@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchbelay.ops import arithmetic
 from torchbelay.physics.coupling import Coupling
@@ -19,8 +19,6 @@ from .shard import is_sharded, local
 from .validate import check_method
 
 _AVERAGED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
-
-Slot = tuple[dict[str, Tensor | None], str]  # where a model has a buffer: a module's buffers, and the key among them
 
 
 def is_averaged(buffer: Tensor) -> bool:
@@ -93,7 +91,7 @@ def followers(average: Average, buffers: Mapping[str, Tensor], born: int, lr: fl
         key = key_of(method)
         if key not in alike:
             # It never pulls a buffer, whatever it does to weights.
-            check_method(method, lr, pulls=True, hosted=False, average=average.name, every=average.every)
+            check_method(method, lr, pulls=True, home=None, average=average.name, every=average.every)
             alike[key] = follower(method.fresh() if isinstance(method, Remembers) else method, born, average.every)
         found[name] = alike[key]
     return found
@@ -117,7 +115,7 @@ class BufferStep:
     """
 
     average: Average
-    slots: Mapping[str, Slot]
+    slots: Mapping[str, modules.BufferSlot]
     shares: Mapping[str, float]  # by name; buffers that are copied are not among them
     asked: torch.dtype | None
 
@@ -125,8 +123,8 @@ class BufferStep:
         """Move the buffers; raises for nothing that a forward can have done to them."""
         moving: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
         copied: list[tuple[Tensor, Tensor]] = []
-        for name, (slots, key) in self.slots.items():
-            buffer, own = _held(slots, key), self.average.buffers.get(name)
+        for name, slot in self.slots.items():
+            buffer, own = _held(slot.holder, slot.key), self.average.buffers.get(name)
             if buffer is None or own is None:
                 continue
             own = fitted(own, buffer, self.asked)
@@ -153,15 +151,3 @@ def _held(slots: Mapping[str, Tensor | None], key: str) -> Tensor | None:
         return slots[key]  # a scripted module's has no get()
     except KeyError:
         return None
-
-
-def slots_of(model: nn.Module) -> dict[str, Slot]:
-    """Return where the model has each buffer, by clean name, each buffer once."""
-    found: dict[str, Slot] = {}
-    seen: set[int] = set()
-    for prefix, _, module in modules.walk(model):
-        for key, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) not in seen:
-                seen.add(id(buffer))
-                found[prefix + key] = (module._buffers, key)
-    return found

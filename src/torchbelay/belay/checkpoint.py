@@ -1,6 +1,6 @@
 """A Belay's state as plain tensors and numbers, and the check of a state before anything is changed.
 
-format, step, began             numbers: FORMAT, the count of steps, and 0 or 1
+format, step, began             numbers: FORMAT, the count of steps, and 0 or 1 (for several optimizers see joint.py)
 ahead                           0; 1 in states of format 1 after a step that raised, which are refused
 options                         what must agree, by name
 made_with                       the same facts and more as names, for torch.distributed.checkpoint
@@ -9,6 +9,7 @@ averages
         weights, velocities1, velocities2, buffers      tensors by the parameter's or buffer's name
         own_buffers                                     0 if `buffers` holds zeros that are never read, else 1; for
                                                         averaged buffers a list of [name, method, age, memory]
+        initial                                         with keep_initial=True: w0 that no average before this one has
         methods, ages, memories                         by the parameter's name; methods as `physics.identity` has them
 
 Format 1 is read too. There a method is its repr, and own_buffers is never a list. A state has the same names in both
@@ -24,7 +25,7 @@ from torch import Tensor
 from torchbelay.physics.identity import describe, same
 from torchbelay.physics.method import Method, Remembers
 
-from .average import Average, Entry, key_of
+from .average import Average, Entry, WholeAverage, key_of
 from .buffers import follower, is_averaged
 from .cohort import Cohort, inertias
 from .options import Options
@@ -44,7 +45,7 @@ Row = list[Any]  # of an averaged buffer: its name, method, age and memory
 class Swapped(Protocol):
     """A swap: an average is in the model at present, and the model's weights are in its place."""
 
-    average: Average
+    average: WholeAverage
 
     def value(self, entry: Entry, average: str) -> Tensor:
         """Return w2 of an entry of the average of that name, wherever it is."""
@@ -66,7 +67,7 @@ def saved(average: Average, swap: Swapped | None, step: int, memories: Memories)
     """Return an average without its buffers as tensors and numbers, laid out the same whatever has happened so far."""
     entries = average.entries.values()
     weights = {e.name: e.w2 for e in entries}
-    if swap is not None and swap.average is average:  # what lies in the model will not stay there
+    if swap is not None and swap.average.name == average.name:  # what lies in the model will not stay there
         weights = {e.name: swap.value(e, average.name).clone() for e in entries}
     texts = _texts_by_id(e.method for e in entries)
     for key, (method, text) in average.told.items():
@@ -107,7 +108,7 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
     torch.distributed.checkpoint reads into an average, and casts, before Belay can check what it read. But first it
     makes sure that every name exists: so another method, dtype or option is refused before anything has changed.
     """
-    facts = dict.fromkeys((f"{name}={value}" for name, value in options.saved().items()), 1)
+    facts = dict.fromkeys(options.facts(), 1)
     for name, average in averages.items():
         own = average["own_buffers"] if isinstance(average["own_buffers"], list) else []
         pairs = [(method, average["weights"][each].dtype) for each, method in average["methods"].items()]
@@ -121,10 +122,7 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
 
 
 def checked(
-    state: Mapping[str, Any],
-    options: Options,
-    expected: Mapping[str, Average],
-    buffers: Mapping[str, Homes],
+    state: Mapping[str, Any], options: Options, expected: Mapping[str, Average], buffers: Mapping[str, Homes]
 ) -> dict[str, Mapping[str, Any]]:
     """Return what a state has of each average; refuse one that does not fit the averages and their buffers."""
     if not isinstance(state, Mapping) or not any(_equal(state.get("format"), known) for known in (1, FORMAT)):
@@ -133,7 +131,7 @@ def checked(
         )
     try:
         _check_options(state["options"], options)
-        _same_names("averages", state["averages"], expected)
+        same_names("averages", state["averages"], expected)
         _whole("step", state["step"])
         for flag in ("ahead", "began"):
             _flag(flag, state[flag])
@@ -146,7 +144,7 @@ def checked(
         found: dict[str, Mapping[str, Any]] = {}
         for name, average in expected.items():
             found[name] = saved = _EMPTY | state["averages"][name]
-            if not _named("weights", saved["weights"]):
+            if not _named("weights", saved["weights"]) and average.entries:
                 raise ValueError(f"this state of a Belay is damaged: its average {name!r} holds no weights")
             _check_average(average, saved, state["step"], state["format"])
             _check_buffers(average, saved, buffers[name], state["format"], averaged=options.buffers == "average")
@@ -154,7 +152,12 @@ def checked(
                 _check_rows(average, saved["own_buffers"], state["step"])
         return found
     except (KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}") from problem
+        raise damaged(problem) from problem
+
+
+def damaged(problem: Exception) -> ValueError:
+    """Return the error for a state in which something could not be read."""
+    return ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}")
 
 
 def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
@@ -199,60 +202,58 @@ def _remembering(method: Any, memory: tuple[float, ...]) -> Any:
 
 
 def _check_options(saved: Mapping[str, Any], options: Options) -> None:
-    for name, now in options.saved().items():
-        if not _equal(_named("options", saved)[name], now):
+    for name, now in ({"keep_initial": False} | options.saved()).items():
+        found = {"keep_initial": False, **_named("options", saved)}[name]  # states of older versions do not have it
+        if not _equal(found, now):
             raise ValueError(
-                f"{name} differs: {saved[name]!r} in the checkpoint, {now!r} here; build Belay with "
-                f"{name}={saved[name]!r}"
+                f"{name} differs: {found!r} in the checkpoint, {now!r} here; build Belay with {name}={found!r}"
             )
 
 
 def _check_average(average: Average, saved: Mapping[str, Any], step: int, version: int) -> None:
     where, entries = f"average {average.name!r}", average.entries
     for kind in ("weights", "ages", "methods"):
-        _same_names(f"{kind} of {where}", saved[kind], entries)
+        same_names(f"{kind} of {where}", saved[kind], entries)
     texts: dict[int, tuple[str, ...]] = {}
     for e in entries.values():
         if id(e.method) not in texts:
             texts[id(e.method)] = _texts(e.method, version)
         _check_method(f"{e.name!r} in {where}", saved["methods"][e.name], texts[id(e.method)])
-        _fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
+        fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
         _check_age(f"{e.name!r}", saved["ages"][e.name], step)
         if isinstance(e.method, Remembers):
             _check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
     for i, (kind, slot) in enumerate(list(SLOTS.items())[1:]):
         swinging = {e.name for e in entries.values() if inertias(e.method)[i] is not None}
-        _same_names(f"{kind} of {where}", saved[kind], swinging)
+        same_names(f"{kind} of {where}", saved[kind], swinging)
         for each in swinging:
             entry = entries[each]
-            _fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
+            fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
 
 
-def _check_buffers(
-    average: Average,
-    saved: Mapping[str, Any],
-    buffers: Homes,
-    version: int,
-    *,
-    averaged: bool,
-) -> None:
-    """Refuse buffers that do not fit. Averaged ones may be cast up, and in format 1 they had the model's dtype."""
+def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, version: int, *, averaged: bool) -> None:
+    """Refuse buffers that do not fit.
+
+    Averaged ones may be cast up, and in format 1 they had the model's dtype. Others keep the dtype that they had when
+    `update_bn` found them, whatever the model's has become.
+    """
     if not (averaged and isinstance(saved["own_buffers"], list)):
         _flag("own_buffers", saved["own_buffers"])
-    _same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
+    same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
     for name, tensor in saved["buffers"].items():
         buffer, dtype = buffers[name]
         here = buffer if buffer.dtype == dtype else torch.empty(buffer.shape, dtype=dtype, device="meta")
-        if averaged and isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version):
+        casts = isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version, averaged)
+        if casts:
             here = torch.empty(buffer.shape, dtype=tensor.dtype, device="meta")
-        _fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
+        fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
 
 
-def _casts(found: torch.dtype, here: torch.dtype, version: int) -> bool:
-    """Whether values of one dtype may be read as another."""
+def _casts(found: torch.dtype, here: torch.dtype, version: int, averaged: bool) -> bool:
+    """Whether values of one dtype may stand for those of another."""
     if found.is_complex is not here.is_complex or not (here.is_floating_point or here.is_complex):
         return False
-    return version == 1 or torch.promote_types(found, here) == here
+    return not averaged or version == 1 or torch.promote_types(found, here) == here
 
 
 def _check_rows(average: Average, found: list[Any], step: int) -> None:
@@ -260,7 +261,7 @@ def _check_rows(average: Average, found: list[Any], step: int) -> None:
     where = f"average {average.name!r}"
     if not all(isinstance(row, list) and len(row) == 4 and isinstance(row[0], str) for row in found):
         raise ValueError(f"own_buffers of {where} in this state of a Belay is damaged: {found!r}")
-    _same_names(f"averaged buffers of {where}", {row[0]: row for row in found}, average.followers)
+    same_names(f"averaged buffers of {where}", {row[0]: row for row in found}, average.followers)
     for name, text, age, memory in found:
         method = average.followers[name].method
         _check_method(f"buffer {name!r} in {where}", text, _texts(method, FORMAT))
@@ -321,7 +322,8 @@ def _flag(what: str, value: Any) -> None:
         raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is neither 0 nor 1")
 
 
-def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) -> None:
+def fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) -> None:
+    """Refuse what cannot be copied to a tensor that is spread over ranks like `spread`."""
     if not isinstance(saved, Tensor):
         raise ValueError(f"{what} is damaged: {type(saved).__name__} is not a tensor")
     if saved.shape != here.shape:
@@ -342,7 +344,8 @@ def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) 
         )
 
 
-def _same_names(what: str, saved: Any, here: Iterable[str]) -> None:
+def same_names(what: str, saved: Any, here: Iterable[str]) -> None:
+    """Refuse names that are not those of this model."""
     _named(what, saved)
     missing, unexpected = sorted(set(here) - set(saved)), sorted(set(saved) - set(here))
     if missing or unexpected:

@@ -1,7 +1,7 @@
 """Several Belays on the same parameters: at most one pulls a parameter, and one at a time has its average there.
 
-Any number may watch. A Belay is known here by its stepper, which the optimizer's hooks keep alive when the user has
-dropped the Belay, as by running a cell of a notebook twice.
+Any number may watch. A Belay is known here by its `Member`, which its steppers hold. The hooks of its optimizers keep
+them alive when the user has dropped the Belay, as by running a cell of a notebook twice.
 
 A second Belay that pulls is refused if it would follow the same optimizer. If it follows another one, made for the same
 model later, it takes the place of the first, whose steps are refused from then on.
@@ -9,7 +9,7 @@ model later, it takes the place of the first, whose steps are refused from then 
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,20 +18,66 @@ from .average import Entry
 from .swap import Swap
 
 
-class Member(Protocol):
-    """What is known of a Belay."""
+class Stepping(Protocol):
+    """What is known of a stepper: it follows one optimizer of a Belay."""
 
     optimizer: Optimizer | None
-    swap: Swap | None
-    successors: "WeakSet[Member]"  # Belays of other optimizers, made later, that pulled the same parameters
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids; none after `detach()`."""
 
+    def settle(self) -> None:
+        """End a step in which the optimizer took the averages along and was stopped before its hook."""
+
     def detach(self) -> None:
         """Follow no more."""
 
-    def __hash__(self) -> int: ...
+
+class Member:
+    """One Belay, as its steppers and other Belays know it."""
+
+    def __init__(self) -> None:
+        self.swap: Swap | None = None  # its model holds an average at present
+        self.successors: WeakSet[Member] = WeakSet()  # Belays of other optimizers, made later, that pulled the same
+        self._steppers: list[ref[Stepping]] = []  # which hold this: a cycle would keep tensors until it is collected
+
+    def add(self, stepper: Stepping) -> None:
+        """Make known what follows one of the optimizers."""
+        self._steppers.append(ref(stepper))
+
+    def steppers(self) -> list[Stepping]:
+        """Return what follows its optimizers."""
+        return [stepper for each in self._steppers if (stepper := each()) is not None]
+
+    def optimizers(self) -> set[int]:
+        """Return the ids of the optimizers that it follows."""
+        return {id(stepper.optimizer) for stepper in self.steppers() if stepper.optimizer is not None}
+
+    def pulled(self) -> dict[int, str]:
+        """Return the names of the parameters that the average pulls, by their ids; none after `detach()`."""
+        found: dict[int, str] = {}
+        for stepper in self.steppers():
+            found |= stepper.pulled()
+        return found
+
+    def detach(self) -> None:
+        """Follow no more."""
+        for stepper in self.steppers():
+            stepper.detach()
+
+    def settled_swap(self) -> Swap | None:
+        """Return the swap of the block that the program is in; a block that could not be left is left now."""
+        for stepper in self.steppers():
+            stepper.settle()
+        if self.swap is not None and not self.swap.is_inside:
+            self.leave()
+        return self.swap
+
+    def leave(self) -> None:
+        """Give the model its weights back, if it does not have them."""
+        if self.swap is not None:
+            self.swap.undo()
+            self.swap = None
 
 
 _members: WeakSet[Member] = WeakSet()
@@ -55,8 +101,8 @@ def join(member: Member, *, replace: bool) -> None:
 def refuse_second_pull(member: Member, pulled: dict[int, str]) -> None:
     """Refuse if these parameters are pulled already at the same steps: two springs would pull twice as strongly."""
     for other in _rivals(member, pulled):
-        at_the_same_steps = other.optimizer is member.optimizer is not None
-        if at_the_same_steps or (member in _members and not _is_succeeded(other)):
+        at_the_same_steps = not member.optimizers().isdisjoint(other.optimizers())
+        if at_the_same_steps or (member in _members and not _is_succeeded(other, other.pulled())):
             name = next(name for key, name in pulled.items() if key in other.pulled())
             raise ValueError(
                 f"another Belay pulls parameter {name!r} already, and two springs would pull it twice; detach() the "
@@ -64,9 +110,9 @@ def refuse_second_pull(member: Member, pulled: dict[int, str]) -> None:
             )
 
 
-def refuse_succeeded(member: Member) -> None:
-    """Refuse a step of a Belay whose parameters another one pulls now."""
-    if _is_succeeded(member):
+def refuse_succeeded(member: Member, stepper: Stepping) -> None:
+    """Refuse a step whose parameters another Belay pulls now."""
+    if member.successors and _is_succeeded(member, stepper.pulled()):
         raise RuntimeError(
             "another Belay, which was made later for another optimizer, pulls these parameters now, and two springs "
             "would pull them twice; detach() one of the two"
@@ -79,9 +125,9 @@ def _rivals(member: Member, pulled: dict[int, str]) -> list[Member]:
     return [other for other in _members if other is not member and pulled.keys() & other.pulled().keys()]
 
 
-def _is_succeeded(member: Member) -> bool:
+def _is_succeeded(member: Member, pulled: dict[int, str]) -> bool:
     """Whether another Belay, made later, pulls what this one pulls; one that was detached pulls no more."""
-    return any(not member.pulled().keys().isdisjoint(other.pulled()) for other in member.successors)
+    return any(not pulled.keys().isdisjoint(other.pulled()) for other in member.successors)
 
 
 def refuse_among(member: Member, parameters: Iterable[Tensor], what: str) -> None:

@@ -2,17 +2,19 @@
 
 Wrappers (DDP, torch.compile, FSDP1, activation checkpointing, Fabric) are recognised by their type and looked through,
 at the root and inside; names are never cut, so that an attribute of the user's own called `module` keeps its name.
+Several models that are averaged as one (`Several`) have no prefixes: each model is a root.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .models import Several, each_of, refuse_clash
 from .shard import is_sharded, loaded, reshard
 
 # Where each wrapper is defined, and the attribute that holds the wrapped module. The classes are looked up among loaded
@@ -52,7 +54,11 @@ def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
             if child is not None:
                 visit(child, f"{clean}{name}.", f"{spellings[-1]}{name}.")
 
-    visit(root, "", "")
+    if isinstance(root, Several):
+        for i, model in enumerate(each_of(root)):
+            visit(model, "", f"{i}.")
+    else:
+        visit(root, "", "")
     return iter(found)
 
 
@@ -62,31 +68,74 @@ def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
     Under FSDP2 these are the sharded parameters, which the optimizer holds: gathered ones are freed first.
     """
     reshard(root)
-    return _first_names((prefix, module._parameters) for prefix, _, module in walk(root))
+    found: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for prefix, _, module in walk(root):
+        for key, tensor in module._parameters.items():
+            if tensor is not None and id(tensor) not in seen:
+                if prefix + key in found:
+                    refuse_clash(prefix + key)
+                seen.add(id(tensor))
+                found[prefix + key] = tensor
+    return found
+
+
+def names_by_id(root: nn.Module) -> dict[int, str]:
+    """Return the clean names of parameters by their ids."""
+    return {id(p): name for name, p in named_parameters(root).items()}
+
+
+class BufferSlot(NamedTuple):
+    """A place in which a module has a buffer, or could have one."""
+
+    name: str  # clean, and of no other buffer
+    holder: dict[str, Tensor | None]  # a module's buffers
+    key: str
+    persistent: bool  # the module's own checkpoints hold it
+
+
+def buffer_slots(root: nn.Module) -> list[BufferSlot]:
+    """Return every slot of a buffer, also several of a buffer that modules share."""
+    found: list[BufferSlot] = []
+    owners: dict[str, Tensor] = {}
+    for prefix, spellings, module in walk(root):
+        for key, tensor in module._buffers.items():
+            name, persistent = prefix + key, key not in module._non_persistent_buffers_set
+            if tensor is not None and owners.setdefault(name, tensor) is not tensor:
+                if persistent:
+                    refuse_clash(name)
+                # A table that each stage of a pipeline has for itself: no export holds it, so any name will do.
+                name = f"{name} of model {spellings[0].split('.')[0]}"
+            found.append(BufferSlot(name, module._buffers, key, persistent))
+    return found
+
+
+def first_slots(root: nn.Module) -> dict[str, BufferSlot]:
+    """Return where the model has each buffer, by clean name, each buffer once."""
+    found: dict[int, BufferSlot] = {}
+    for slot in buffer_slots(root):
+        if (tensor := slot.holder[slot.key]) is not None:
+            found.setdefault(id(tensor), slot)
+    return {slot.name: slot for slot in found.values()}
 
 
 def named_buffers(root: nn.Module) -> dict[str, Tensor]:
     """Return buffers by clean name, each once."""
-    return _first_names((prefix, module._buffers) for prefix, _, module in walk(root))
+    return {name: slot.holder[slot.key] for name, slot in first_slots(root).items()}  # type: ignore[misc]
+
+
+def refuse_clashes(root: nn.Module) -> None:
+    """Refuse several models that have one name for different tensors of an export."""
+    names = named_parameters(root) if isinstance(root, Several) else {}
+    for name in persistent_buffers(root) if names else ():
+        if name in names:
+            refuse_clash(name)
 
 
 def persistent_buffers(root: nn.Module) -> dict[str, Tensor]:
     """Return those of the named buffers that the model's own checkpoints hold."""
-    modules = [(prefix, module) for prefix, _, module in walk(root) if module._buffers]
-    transient = {prefix + name for prefix, module in modules for name in module._non_persistent_buffers_set}
-    named = _first_names((prefix, module._buffers) for prefix, module in modules)
-    return {name: buffer for name, buffer in named.items() if name not in transient}
-
-
-def _first_names(slots: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
-    for prefix, tensors in slots:
-        for name, tensor in tensors.items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                found[prefix + name] = tensor
-    return found
+    slots = first_slots(root)
+    return {name: slot.holder[slot.key] for name, slot in slots.items() if slot.persistent}  # type: ignore[misc]
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -104,34 +153,42 @@ def state_dict_with(
     copies of everything. What is tied in the model is tied in its state.
     """
     reshard(root)
-    modules = list(walk(root))
+    owners = {prefix + name: id(p) for prefix, _, module in walk(root) for name, p in module._parameters.items()}
+    with _slots_hold(root, replaced):
+        states = [_clean_state_dict(model) for model in each_of(root)]
+    replaced.clear()
+    out: OrderedDict[str, Any] = OrderedDict()
+    # the versions by which modules migrate old layouts, under the name of each module
+    out._metadata = {}  # type: ignore[attr-defined]
+    tied: dict[tuple[Any, ...], Any] = {}
+    for found in states:
+        out._metadata = found._metadata | out._metadata  # type: ignore[attr-defined]
+        while found:
+            name, value = found.popitem(last=False)
+            if isinstance(value, Tensor):
+                same = _identity(value) or (owners.get(name, name),)
+                if same not in tied:
+                    tied[same] = take(value)
+                value = tied[same]
+            if out.setdefault(name, value) is not value:
+                refuse_clash(name)
+    return out
+
+
+def _clean_state_dict(model: nn.Module) -> OrderedDict[str, Any]:
+    """Return what a model's own `state_dict()` holds, by clean names."""
+    modules = list(walk(model))
     clean_of = {spelled: clean for clean, spellings, _ in modules for spelled in spellings}
     _, (*_, lead), inner = modules[0]  # asked of the innermost root, its own wrappers do not appear in the keys
-    with _slots_hold(root, replaced):
-        found = inner.state_dict()
-    replaced.clear()
+    found = inner.state_dict()
 
     def clean(key: str) -> str:
         head, dot, leaf = (lead + key).rpartition(".")
         return clean_of.get(head + dot, (head + dot).removeprefix(lead)) + leaf  # a hook may have made a key of its own
 
-    out: OrderedDict[str, Any] = OrderedDict()
-    # the versions by which modules migrate old layouts, under the name of each module
+    out: OrderedDict[str, Any] = OrderedDict((clean(key), value) for key, value in found.items())
     versions = getattr(found, "_metadata", {})
     out._metadata = {clean(key + ".").removesuffix("."): value for key, value in versions.items()}  # type: ignore[attr-defined]
-    owners = {prefix + name: id(p) for prefix, _, module in modules for name, p in module._parameters.items()}
-    tied: dict[tuple[Any, ...], Any] = {}
-    while found:
-        key = next(iter(found))
-        value = found.pop(key)
-        name = clean(key)
-        if isinstance(value, Tensor):
-            same = _identity(value) or (owners.get(name, name),)
-            if same not in tied:
-                tied[same] = take(value)
-            out[name] = tied[same]
-        else:
-            out[name] = value
     return out
 
 

@@ -1,6 +1,7 @@
 """The rarer settings of a Belay, checked when it is constructed."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypedDict
 
 import torch
@@ -24,7 +25,8 @@ class OptionArguments(TypedDict, total=False):
     impl: str
     rounding: Rounding
     on_nonfinite: OnNonfinite
-    device: Literal["cpu"] | None
+    device: str | torch.device | None
+    keep_initial: bool
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,11 @@ class Options:
         buffers: the buffers (such as BatchNorm's statistics) that go with the average. "copy": the model's own, until
             `torch.optim.swa_utils.update_bn` is run inside `averaged()`; that result is kept until the next step.
             "average": averaged in float32 or wider, as weights are, each by the method that `method` returns for its
-            name (at the learning rate of the optimizer's first group); integers, and those for which it returns None,
-            are copied. A buffer is never pulled. "ignore": model and average share them.
+            name (at the learning rate of the first optimizer's first group); integers, and those for which it returns
+            None, are copied. A buffer is never pulled. "ignore": model and average share them.
         every: couple at every N-th step only, as strongly as N steps would.
-        start: begin the averages after N steps, as copies of the weights at that step; 0: at construction.
+        start: begin the averages after N steps of their optimizer, as copies of the weights at that step; 0: at
+            construction.
         impl: "foreach", "triton" or "reference"; "auto" is the fastest one that runs on the weights' device.
         rounding: how to round bfloat16 weights that the average pulls. "nearest"; or "stochastic": up or down at
             random, so that the mean is right and a pull smaller than a bit still counts. Only Triton kernels do that.
@@ -49,10 +52,12 @@ class Options:
             Costs of "skip" and "raise": the weights are read once more at every coupling; optimizers of
             `torchbelay.optim` do not take the averages along; sharded models exchange one number; "raise" waits for
             the device. Averages begin (at construction, `start` or `reset()`) at finite weights only.
-        device: None: averages are beside their parameters. "cpu": in host memory (pinned, for a GPU), for averages
-            that only watch; averaged buffers stay beside the model's. On a GPU averages are copied there and back,
-            piece by piece, beside the next forward and backward; code that writes to weights by hand between two steps
-            must synchronise first.
+        device: None: averages are beside their parameters. Any other device, for averages that only watch: they are
+            kept there, as "cpu" (pinned host memory, for weights on a GPU) or "cuda:1"; averaged buffers stay beside
+            the model's. Averages are copied to the weights' device and back, piece by piece; on a GPU beside the next
+            forward and backward, and code that writes to weights by hand between two steps must synchronise first.
+        keep_initial: keep a copy of the weights at which the averages began, per parameter, in the dtype of the
+            averages and beside them. Readouts such as `torchbelay.readouts.bema` need it.
 
     >>> Options(every=4).impl
     'auto'
@@ -65,7 +70,8 @@ class Options:
     impl: str = "auto"
     rounding: Rounding = "nearest"
     on_nonfinite: OnNonfinite = "ignore"
-    device: Literal["cpu"] | None = None
+    device: str | torch.device | None = None
+    keep_initial: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, *DTYPES):
@@ -76,16 +82,36 @@ class Options:
         check(self.impl)
         arguments.one_of("rounding", self.rounding, ("nearest", "stochastic"))
         arguments.one_of("on_nonfinite", self.on_nonfinite, ("ignore", "skip", "raise"))
-        if self.device not in (None, "cpu"):
+        if self.home is not None and self.home.type == "meta":
             raise ValueError(
-                f"device={self.device!r} is unknown; use None, where averages are with their parameters, or 'cpu'"
+                "device='meta' holds no numbers; use None, for averages beside their parameters, or a real device"
             )
 
-    @property
-    def hosted(self) -> bool:
-        """Whether averages are kept in host memory."""
-        return self.device is not None
+        if not isinstance(self.keep_initial, bool):
+            raise TypeError(f"keep_initial={self.keep_initial!r} is neither True nor False")
+
+    @cached_property
+    def home(self) -> torch.device | None:
+        """The device that averages are kept on, with its number; None if they are beside their parameters."""
+        if self.device is None:
+            return None
+        if not isinstance(self.device, str | torch.device):
+            raise TypeError(f"device={self.device!r} is not a device; give its name, as 'cpu' or 'cuda:1', or None")
+        try:
+            return torch.empty(0, device=self.device).device
+        except (RuntimeError, AssertionError, NotImplementedError) as problem:
+            reason = str(problem).partition("\n")[0]
+            raise ValueError(
+                f"device={self.device!r} cannot be used here ({reason}); use None, for averages beside their "
+                "parameters, or 'cpu'"
+            ) from problem
 
     def saved(self) -> dict[str, int | str]:
-        """Return the options that a checkpoint must agree about."""
-        return {"every": self.every, "start": self.start, "buffers": self.buffers}
+        """Return the options that a checkpoint must agree about; `keep_initial` only if it is on."""
+        kept = {"keep_initial": True} if self.keep_initial else {}
+        return {"every": self.every, "start": self.start, "buffers": self.buffers, **kept}
+
+    def facts(self) -> list[str]:
+        """Return these options as names. None of them is also a name without `keep_initial`, if that is on."""
+        kept = ", keep_initial=True" if self.keep_initial else ""
+        return [f"{name}={value}{kept}" for name, value in self.saved().items()]

@@ -12,8 +12,11 @@ from torchbelay.physics.method import Method
 
 from . import modules
 from .average import Average, Wanted, key_of
+from .models import Loose, Several
 from .shard import reshard
 from .validate import check_method
+
+Names = dict[int, str]  # of parameters, by their ids
 
 
 class Parameters:
@@ -29,6 +32,8 @@ class Parameters:
     def _look(self) -> list[list[Tensor]]:
         if self._optimizer is not None:
             return [group["params"] for group in self._optimizer.param_groups]
+        if isinstance(self._model, Loose):
+            return [list(self._model.parameters())]
         reshard(self._model)
         known = {id(p) for group in self._held for p in group}  # what was once trained stays, as in an optimizer
         return [[p for p in self._model.parameters() if p.requires_grad or id(p) in known]]
@@ -54,18 +59,27 @@ class Parameters:
         """Return the group of each parameter, by its id."""
         return {id(p): group for group, parameters in enumerate(self._held) for p in parameters}
 
+    def number_of_groups(self) -> int:
+        """Return how many groups the optimizer has."""
+        return len(self._held)
+
     def lr(self, group: int) -> float | None:
         """Return the learning rate of a group; None if the optimizer, or `before_step(lr=...)`, gives none."""
         lr = self.given_lr if self._optimizer is None else self._optimizer.param_groups[group].get("lr")
         return None if lr is None else float(lr)
 
-    def wanted(self, averages: Collection[Average]) -> dict[str, list[Wanted]]:
-        """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
-        names = {id(p): name for name, p in modules.named_parameters(self._model).items()}
+    def wanted(self, averages: Collection[Average], names: Names | None = None) -> dict[str, list[Wanted]]:
+        """Return what each average is to follow; refuses what cannot be averaged, and changes nothing.
+
+        `names` are those of the model's parameters, by id, if they are known: many optimizers ask for them at once.
+        """
+        names = modules.names_by_id(self._model) if names is None else names
         found: dict[str, list[Wanted]] = {average.name: [] for average in averages}
         checked: dict[tuple[Any, str], Method] = {}  # equal methods become one, so that their tensors move together
         for group, parameters in enumerate(self._held):
             for index, p in enumerate(parameters):
+                if id(p) not in names and isinstance(self._model, Loose):
+                    continue  # the tensors that were given are averaged, and no others
                 name = self._name(names, p, group, index)
                 for average in averages if p.is_floating_point() or p.is_complex() else ():
                     method = average.rule(name, p)
@@ -77,7 +91,7 @@ class Parameters:
                             method,
                             0.0 if self._optimizer is None else self.lr(group) or 0.0,
                             pulls=average.pulls,
-                            hosted=average.hosted,
+                            home=average.home,
                             average=average.name,
                             every=average.every,
                         )
@@ -85,11 +99,14 @@ class Parameters:
                     found[average.name].append(Wanted(name, p, checked[key], group))
         return found
 
-    def _name(self, names: dict[int, str], p: Tensor, group: int, index: int) -> str:
+    def _name(self, names: Names, p: Tensor, group: int, index: int) -> str:
         if id(p) not in names:
+            several = isinstance(self._model, Several)
             raise ValueError(
-                f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is not in the model; "
-                f"pass the {type(self._model).__name__} whose parameters the optimizer holds"
+                f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is "
+                + ("in none of the models; pass all models" if several else "not in the model; pass the ")
+                + ("" if several else type(self._model).__name__)
+                + " whose parameters the optimizer holds"
             )
         if p.is_meta:
             raise ValueError(

@@ -2,24 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from torchbelay.ops.backend import Backend, PreparedStep
-from torchbelay.ops.step import REST, Move, Schedule
-from torchbelay.physics.method import Remembers
+from torchbelay.ops.step import REST, Motion, Move, Schedule
+from torchbelay.physics.coupling import watch
+from torchbelay.physics.method import Method, Remembers
 
-from .average import Average
+from .average import MAIN, Average
 from .averages import Averages
 from .buffers import BufferStep, share
 from .clock import Clock
 from .cohort import Cohort
 from .options import Options
-from .validate import pulls_weights
+from .validate import only_follows, pulls_weights
 
 Memories = list[tuple[Remembers, tuple[float, ...]]]
+
+
+class Update(NamedTuple):
+    """A step that is made known after it: averages may only follow the weights as they are."""
+
+    rate: float | None  # the share of the new weights in the average, if it is given for this step
 
 
 @dataclass
@@ -39,6 +47,7 @@ class Work:
     fuse: Callable[..., Any]  # Backend.fuse
     buffers: list[BufferStep] = field(default_factory=list)
     memories: Memories = field(default_factory=list)  # methods that remember, with their memories before this step
+    update: Update | None = None  # nothing is known of the weights from before the step
     prepared: PreparedStep | None = None  # set by `prepare()`
     begun: bool = False  # weights or averages have begun to move, and not all have moved
     carried: bool = False  # set by the optimizer
@@ -92,10 +101,10 @@ class Plan:
 
     def check_capture(self, numbered: bool) -> None:
         """Refuse what a replayed graph cannot do: ask the host."""
-        if self._options.hosted or self._options.on_nonfinite == "raise":
+        if self._options.home is not None or self._options.on_nonfinite == "raise":
             raise RuntimeError(
-                "a captured graph cannot replay averages with device='cpu' or on_nonfinite='raise', which need the "
-                "host at every step; take the step outside the graph"
+                "a captured graph cannot replay averages with a device of their own or on_nonfinite='raise', which "
+                "need the host at every step; take the step outside the graph"
             )
         if numbered:
             raise RuntimeError(
@@ -104,10 +113,13 @@ class Plan:
                 "buffers, or weights that the kernels cannot take); take the step outside the graph"
             )
 
-    def moves(self, step: int | None, lr: Callable[[Cohort], float], memories: Memories) -> list[Move]:
+    def moves(
+        self, step: int | None, lr: Callable[[Cohort], float], memories: Memories, rate: float | None = None
+    ) -> list[Move]:
         """Return the moves of a step; `step` is its number, or None if the host need not know it.
 
-        The memory of each method that remembers is noted in `memories` before the method is asked.
+        The memory of each method that remembers is noted in `memories` before the method is asked. With a `rate` the
+        main average's method is not asked.
         """
         if step is None:
             if self._unnumbered is None:
@@ -115,9 +127,15 @@ class Plan:
                     self._checked(average, Move(cohort, cohort.motion(0, 0.0) if cohort.constant else None, schedule))
                     for average, cohort, schedule in self._rows
                 ]
-            return self._unnumbered
+            if rate is None:
+                return self._unnumbered
+            pairs = zip(self._rows, self._unnumbered, strict=True)
+            return [Move(row[1], Motion(watch(rate))) if row[0].name == MAIN else move for row, move in pairs]
         found = []
         for average, cohort, schedule in self._rows:
+            if rate is not None and average.name == MAIN:
+                found.append(Move(cohort, Motion(watch(rate))))
+                continue
             if isinstance(cohort.method, Remembers):
                 memories.append((cohort.method, cohort.method.memory))
             motion = cohort.motion(step, 0.0 if cohort.group is None else lr(cohort))
@@ -129,18 +147,55 @@ class Plan:
     def _checked(self, average: Average, move: Move) -> Move:
         """Refuse a pull by an average that may only watch."""
         if not average.pulls and move.pulls:
-            kind = "average in host memory" if average.hosted else "spectator"
+            kind = "spectator" if average.home is None else f"average on {average.home}"
             raise ValueError(
                 f"the {kind} {average.name!r} may only watch, but {move.group.method!r} pulls now"  # type: ignore[attr-defined]
             )
         return move
 
-    def buffers(self, step: int | None, lr: Callable[[Cohort], float], memories: Memories) -> list[BufferStep]:
+    def check_update(self, rate: float | None) -> None:
+        """Refuse a step without weights from before it, if an average does more than follow those after it."""
+        for name, method, follows in self._methods:
+            if not follows:
+                self._refuse_to_follow(name, method)
+            if rate is not None and name == MAIN and isinstance(method, Remembers):
+                raise ValueError(
+                    f"rate={rate!r} would be missing from what {method!r} remembers; call before_step(lr=...) and "
+                    "after_step() around the update of the weights"
+                )
+
+    def check_following(self, moves: list[Move]) -> None:
+        """Refuse the moves of such a step, if a method that only followed at its first step does more now."""
+        for average, cohort, _ in self._rows:
+            if any(move.group is cohort and (move.pulls or move.needs_copy) for move in moves):
+                self._refuse_to_follow(average.name, cohort.method)
+
+    @cached_property
+    def _methods(self) -> list[tuple[str, Method, bool]]:
+        """The methods of each average, by its name, and whether they only follow; asked once, for they may count."""
+        rows = [(average.name, cohort.method) for average, cohort, _ in self._rows]
+        if not self._began:
+            rows = [(name, each.method) for name, found in self._averages.wanted().items() for each in found]
+        distinct = {(name, id(method)): (name, method) for name, method in rows}
+        return [(name, method, only_follows(method)) for name, method in distinct.values()]
+
+    def _refuse_to_follow(self, name: str, method: Method) -> NoReturn:
+        raise ValueError(
+            f"update() is for averages that only follow the weights after a step (a = 0, follow='after'), and {name!r} "
+            f"by {method!r} does more; call before_step() right before you update the weights and after_step() right "
+            "after it"
+        )
+
+    def buffers(
+        self, step: int | None, lr: Callable[[Cohort], float], memories: Memories, rate: float | None = None
+    ) -> list[BufferStep]:
         """Return what the step does to averaged buffers; asks their methods as `moves` does those of the weights."""
         found = []
         for average, followers in self._followers:
             shares: dict[int, float | None] = {}
             for cohort in followers.values():
+                if rate is not None and average.name == MAIN:
+                    shares[id(cohort)] = rate
                 if id(cohort) in shares:
                     continue
                 if isinstance(cohort.method, Remembers):

@@ -6,23 +6,22 @@ from torchbelay.ops import arithmetic
 
 from . import company, shard
 from .average import MAIN, Entry
-from .averages import Averages
+from .parts import Parts
 from .swap import Swap
 
 
-def stats(averages: Averages, swap: Swap | None, step: int) -> dict[str, float | int | str]:
+def stats(parts: Parts) -> dict[str, float | int | str]:
     """Return step, tension, its ratio to the weights, effective learning rates, and the kind of motion."""
-    average = averages.each[MAIN]
+    average, swap = parts.averages[MAIN], parts.member.swap
     if swap is None:
         average.refuse_other_shapes()
     entries = list(average.entries.values())
     tension, size = _norms(entries, swap)
-    rates = averages.effective_lrs(average)
     return {
-        "step": step,
+        "step": parts.step,
         "tension": tension,
         "tension_ratio": tension / size if size else 0.0,
-        **{f"effective_lr/{group}" if group else "effective_lr": rate for group, rate in rates.items()},
+        **{f"effective_lr/{group}" if group else "effective_lr": rate for group, rate in parts.effective_lrs()},
         "regime": ", ".join(sorted({cohort.regime for cohort in average.cohorts})),
     }
 

@@ -1,7 +1,6 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
 from typing import Protocol, runtime_checkable
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,8 @@ from .clock import Clock
 from .hooks import StepHooks
 from .options import Options
 from .phantom import is_phantom
-from .plan import Plan, Work
+from .plan import Plan, Update, Work
+from .signals import signals_held
 from .states import Idle, Skipped, State, UnderWay
 from .swap import Swap
 from .validate import pulled_by
@@ -33,29 +33,33 @@ class Stepper:
     """Moves the averages of a model, by `before()` and `after()` around each update of its weights."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer | None, averages: Averages, options: Options, clock: Clock
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        averages: Averages,
+        options: Options,
+        clock: Clock,
+        member: company.Member,
     ) -> None:
-        self._model, self.optimizer, self._averages, self._options, self._clock = (
-            model, optimizer, averages, options, clock,
+        self._model, self.optimizer, self._averages, self._options, self._clock, self._member = (
+            model, optimizer, averages, options, clock, member,
         )  # fmt: skip
-        self.backend = choose(options.impl, rounding=options.rounding, hosted=options.hosted)
+        member.add(self)
+        self.backend = choose(options.impl, rounding=options.rounding, home=options.home)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         alone = averages.guard is not None or not self.backend.fuses
         fusing: object = None if alone else optimizer
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
         self._plan: Plan | None = None
-        self.swap: Swap | None = None  # the model holds an average at present
         self.carried = False  # whether the optimizer took the averages along in the last step
         self.stepped = False  # whether a step has been seen
-        self.successors: WeakSet[company.Member] = WeakSet()
         self._attached = False
         self._hooks: StepHooks | None = None
 
-    def attach(self, *, replace: bool) -> None:
+    def attach(self) -> None:
         """Follow the optimizer's steps, or wait for steps by hand."""
         self._attached = True
-        company.join(self, replace=replace)
         if self.optimizer is not None:
             self._hooks = StepHooks.attach(self.optimizer, self)
 
@@ -68,19 +72,19 @@ class Stepper:
         self.forget_the_step()
 
     @torch.no_grad()
-    def before(self) -> None:
+    def before(self, update: Update | None = None) -> None:
         """Decide what the coming step does, and prepare for it; neither weights nor averages are touched."""
-        if self.swap is not None:
-            self._refuse(self.swap)
+        if self._member.swap is not None:
+            self._refuse(self._member.swap)
         if company.has_several():
-            company.refuse_among(self, self._averages.parameters.all, "an optimizer step")
-            company.refuse_succeeded(self)
+            company.refuse_among(self._member, self._averages.parameters.all, "an optimizer step")
+            company.refuse_succeeded(self._member, self)
         if isinstance(self._state, UnderWay):
             self._clear_away()
         if self._is_phantom():
             self._state = Skipped()
             return
-        self._start(self._fusing)
+        self._start(self._fusing, update)
 
     def _clear_away(self) -> None:
         """End or drop a step that was stopped, or refuse to build upon it."""
@@ -105,7 +109,7 @@ class Stepper:
 
     def _refuse(self, swap: Swap) -> None:
         name = swap.average.name
-        if self.settled_swap() is not None:
+        if self._member.settled_swap() is not None:
             raise RuntimeError(
                 f"an optimizer step inside averaged({name!r}) would train the average and lose the weights; leave the "
                 "block first"
@@ -115,9 +119,13 @@ class Stepper:
             "those of the weights, which are back now; compute the gradients again"
         )
 
-    def _start(self, fusing: FusingOptimizer | None) -> None:
+    def _start(self, fusing: FusingOptimizer | None, update: Update | None) -> None:
         """Make the work of a step, and prepare for it, or hand the work over to an optimizer that takes it."""
         plan = self._current_plan()
+        rate = None
+        if update is not None:
+            rate = update.rate
+            plan.check_update(rate)
         numbered, capturing = plan.needs_step_number(), plan.is_capturing()
         if capturing:
             plan.check_capture(numbered)
@@ -141,13 +149,16 @@ class Stepper:
             capturing,
             self.prepare,
             self.backend.fuse,
+            update=update,
         )
         self._state = UnderWay(work)  # from here on it is known what methods remembered before
-        work.moves = plan.moves(step, self._averages.lr, work.memories)
+        work.moves = plan.moves(step, self._averages.lr, work.memories, rate)
+        if update is not None:
+            plan.check_following(work.moves)
         if self.pulls and not plan.pulls:  # a method that did not say so in time
-            company.refuse_second_pull(self, self._averages.names())
+            company.refuse_second_pull(self._member, self._averages.names())
         if self._options.buffers == "average":
-            work.buffers = plan.buffers(step, self._averages.lr, work.memories)
+            work.buffers = plan.buffers(step, self._averages.lr, work.memories, rate)
         if fusing is None or not fusing.take_over(work):
             self.prepare()
 
@@ -155,7 +166,7 @@ class Stepper:
         """Follow what changed since the last step, and return the plan for the averages as they are now."""
         averages = self._averages
         if not averages.parameters.is_current():
-            averages.adopt_changes(lambda wanted: company.refuse_second_pull(self, pulled_by(wanted)))
+            averages.adopt_changes(lambda wanted: company.refuse_second_pull(self._member, pulled_by(wanted)))
         if self._options.buffers == "average":
             averages.fit_buffers()
         if self._plan is None or not self._plan.is_current():
@@ -173,7 +184,7 @@ class Stepper:
         if not self.backend.is_current():  # tensors are elsewhere, or laid out or typed otherwise: make the work anew
             self._plan = None
             self._drop_the_last()
-            self._start(None)
+            self._start(None, state.work.update)
             return
         work = state.work
         work.prepared = self.backend.prepare(work.moves, self._clock, capturing=work.capturing)
@@ -181,11 +192,11 @@ class Stepper:
     @torch.no_grad()
     def look(self) -> None:
         """Look at the weights that the optimizer has stepped, if asked to: they may not be finite."""
-        guard, state = self._averages.guard, self._state
-        if self.swap is not None and isinstance(state, UnderWay):
+        guard, state, swap = self._averages.guard, self._state, self._member.swap
+        if swap is not None and isinstance(state, UnderWay):
             state.work.begun = True
             raise RuntimeError(
-                f"averaged({self.swap.average.name!r}) was entered inside the step and not left: the optimizer has "
+                f"averaged({swap.average.name!r}) was entered inside the step and not left: the optimizer has "
                 "updated the average. The weights come back when the block is left; then load a checkpoint or reset()"
             )
         if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
@@ -229,25 +240,24 @@ class Stepper:
         if not self._averages.began:
             self._averages.begin_when_due()  # if that is stopped, they begin after the next step
 
+    def update(self, rate: float | None) -> None:
+        """Let averages that only follow take in the weights as they are, with this share of them if it is given."""
+        try:
+            self.before(Update(rate))
+        except BaseException:
+            if not self.torn:
+                self._drop_the_last()
+            raise
+        self.look()
+        with signals_held():
+            self.after()
+
     # What others ask of it ---------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """End a step in which the optimizer took the averages along and was stopped before its hook."""
         if isinstance(self._state, UnderWay) and self._state.work.carried and not self._state.torn:
             self.after()
-
-    def settled_swap(self) -> Swap | None:
-        """Return the swap of the block that the program is in; a block that could not be left is left now."""
-        self.settle()
-        if self.swap is not None and not self.swap.is_inside:
-            self.leave()
-        return self.swap
-
-    def leave(self) -> None:
-        """Give the model its weights back, if it does not have them."""
-        if self.swap is not None:
-            self.swap.undo()
-            self.swap = None
 
     @property
     def under_way(self) -> bool:

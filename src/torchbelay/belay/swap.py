@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import Backend
+from torchbelay.physics.readouts import Readout
 
-from .average import Average, Entry, local_parts
+from .average import Entry, WholeAverage, local_parts
+from .readout import Reading
 from .shard import loaded, local, reshard, with_local
 from .signals import signals_held
 from .swapped_buffers import Buffers, Change, fitting
@@ -21,7 +23,8 @@ class Swap:
     """An average that can be put into the model by `enter()`; `undo()` puts the weights back, bit for bit.
 
     If weights and average have one dtype, they trade places in place. If not, the average is rounded into the model and
-    the weights are set aside, so that neither loses a bit; so are weights that share memory with others.
+    the weights are set aside, so that neither loses a bit; so are weights that share memory with others, and all of
+    them if a reading of the average takes their place.
 
     To make a swap changes nothing, and refuses what cannot be swapped. `undo()` may be called at any time after that,
     and again if it was interrupted: it does what is left to do.
@@ -29,8 +32,16 @@ class Swap:
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
     @torch.no_grad()
-    def __init__(self, model: nn.Module, average: Average, backend: Backend, *, buffers: bool) -> None:
-        self.average, self._model, self.number = average, model, next(_numbers)
+    def __init__(
+        self,
+        model: nn.Module,
+        average: WholeAverage,
+        backend: Backend,
+        *,
+        buffers: bool,
+        reading: Reading | None = None,
+    ) -> None:
+        self.average, self._model, self._reading, self.number = average, model, reading, next(_numbers)
         reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
         average.refuse_other_shapes()
         # All that needs memory comes first: when it runs out, nothing has moved yet.
@@ -39,7 +50,7 @@ class Swap:
         self._traded: list[Entry] = []
         self._aside: dict[int, Tensor] = {}
         for e in average.entries.values():
-            if e.w1.dtype == e.w2.dtype and id(e.w1) not in shared:
+            if reading is None and e.w1.dtype == e.w2.dtype and id(e.w1) not in shared:
                 self._traded.append(e)
             else:
                 self._aside[id(e.w1)] = self._homes[id(e.w1)].clone()
@@ -58,8 +69,11 @@ class Swap:
     @torch.no_grad()
     def enter(self) -> None:
         """Put the average into the model."""
-        self._trade.go()
-        arithmetic.copy_(*local_parts(e for e in self.average.entries.values() if id(e.w1) in self._aside))
+        if self._reading is not None:
+            self._reading.write(self._homes, self.weights, lambda e: e.w2)
+        else:
+            self._trade.go()
+            arithmetic.copy_(*local_parts(e for e in self.average.entries.values() if id(e.w1) in self._aside))
         if self._buffers is not None:
             self._buffers.put(fitting(self.average.buffers, self._buffers.own()))
         forget_computed()
@@ -68,11 +82,14 @@ class Swap:
     @torch.inference_mode(False)
     @torch.no_grad()
     def undo(self) -> None:
-        """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's."""
+        """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's.
+
+        Those that were changed under a readout belong to it alone, and are dropped.
+        """
         if self._left:
             return
         try:
-            if self.is_inside:
+            if self.is_inside and self._reading is None:
                 self._keep_changed_buffers()
         finally:
             self.is_inside = False
@@ -103,9 +120,14 @@ class Swap:
 
     # What others ask of it ---------------------------------------------------------------------------------------
 
+    @property
+    def readout(self) -> Readout | None:
+        """The readout that is in the model; None if the average itself is."""
+        return None if self._reading is None else self._reading.readout
+
     def changed_buffers(self) -> bool:
-        """Whether a buffer was written to or replaced since the swap."""
-        return self._buffers is not None and bool(self._buffers.changed())
+        """Whether a buffer of the average was written to or replaced since the swap."""
+        return self._reading is None and self._buffers is not None and bool(self._buffers.changed())
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the buffers as they are in the model now."""
@@ -138,7 +160,7 @@ class Swap:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def overwrite(model: nn.Module, average: Average) -> None:
+def overwrite(model: nn.Module, average: WholeAverage) -> None:
     """Let the model hold the average for good, all of it: a copy that is interrupted is made again."""
     average.refuse_other_shapes()
     buffers = Buffers(model) if average.buffers else None
@@ -152,7 +174,7 @@ def overwrite(model: nn.Module, average: Average) -> None:
                 _copy(average, buffers)
 
 
-def _copy(average: Average, buffers: Buffers | None) -> None:
+def _copy(average: WholeAverage, buffers: Buffers | None) -> None:
     entries = average.entries.values()
     for same in (True, False):
         arithmetic.copy_(*local_parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))

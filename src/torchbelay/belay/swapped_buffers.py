@@ -60,14 +60,13 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._each = model, list[Buffer]()
         known: dict[int, Buffer] = {}
-        for prefix, _, module in modules.walk(model):
-            for key, tensor in module._buffers.items():
-                if tensor is None or id(tensor) not in known:
-                    own = None if tensor is None else modules.copied(tensor)
-                    persistent = key not in module._non_persistent_buffers_set
-                    known[id(tensor)] = Buffer(prefix + key, tensor, own, persistent)
-                    self._each.append(known[id(tensor)])
-                known[id(tensor)].slots.append((module._buffers, key))
+        for name, holder, key, persistent in modules.buffer_slots(model):
+            tensor = holder[key]
+            if tensor is None or id(tensor) not in known:
+                own = None if tensor is None else modules.copied(tensor)
+                known[id(tensor)] = Buffer(name, tensor, own, persistent)
+                self._each.append(known[id(tensor)])
+            known[id(tensor)].slots.append((holder, key))
 
     def own(self) -> dict[str, Tensor]:
         """Return the model's own values, by name."""

@@ -58,8 +58,8 @@ def _cure(optimizer: Optimizer | None) -> str:
     loaded = "If you loaded weights into the model, call reset() after that"
     if optimizer is None:
         return (
-            "Belay was given optimizer=None: call before_step() and after_step() around each update, or give it the "
-            f"optimizer. {loaded}"
+            "Belay was given optimizer=None: call before_step() and after_step() around each update (update() after it "
+            f"will do for an EMA), or give it the optimizer. {loaded}"
         )
     name = type(optimizer).__name__
     return (

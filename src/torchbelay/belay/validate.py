@@ -1,6 +1,6 @@
 """What Belay refuses, or warns about, before anything is attached."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 
 import torch
@@ -10,50 +10,73 @@ from torch.optim import Optimizer
 from torchbelay.ops.backend import has_triton, is_interpreted
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.inner_momentum import is_below_floor, stable_range, theta_floor
-from torchbelay.physics.method import Method, Remembers, uncalled
+from torchbelay.physics.method import Method, Remembers, settled, uncalled
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import warn
 
 from .average import Wanted
 from .cohort import inertias, varies
+from .models import as_model, each_of
 from .optimizers import Momentum, momentum_of, unwrapped
 from .shard import is_flattened
 
 EARLY = 10  # steps in which a method's couplings are looked at
 
 
-def check_model(model: object) -> None:
-    """Refuse what is not a module, and weights that FSDP1 has flattened: their average could not be evaluated."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that is trained")
-    if is_flattened(model):
+def check_model(model: object) -> nn.Module:
+    """Return one module for what was given; refuse what is none, and weights that FSDP1 has flattened.
+
+    The average of flattened weights could not be evaluated.
+    """
+    module = as_model(model)
+    flat = [each for each in each_of(module) if is_flattened(each)]
+    if flat:
         raise ValueError(
-            f"model={type(model).__name__} has been flattened by FullyShardedDataParallel (FSDP1), and an average of "
+            f"model={type(flat[0]).__name__} has been flattened by FullyShardedDataParallel (FSDP1), and an average of "
             "flat pieces can be neither evaluated nor saved; use torch.distributed.fsdp.fully_shard (FSDP2), or pass "
             "the FSDP1 module as a whole, with ShardingStrategy.NO_SHARD and use_orig_params=True"
         )
+    return module
 
 
-def check_optimizer(optimizer: object) -> Optimizer | None:
-    """Return the optimizer inside the wrappers that are known; refuse one without torch's step hooks."""
+def check_optimizers(optimizer: object) -> Sequence[Optimizer | None]:
+    """Return all optimizers, without the wrappers that are known; refuse those without torch's step hooks."""
+    if optimizer is None:
+        return [None]
+    if isinstance(optimizer, Mapping):
+        raise TypeError(
+            f"optimizer={type(optimizer).__name__} is neither an optimizer nor a sequence of optimizers; give "
+            "list(optimizers.values())"
+        )
+    if isinstance(unwrapped(optimizer), Optimizer) or not isinstance(optimizer, Iterable) or isinstance(optimizer, str):
+        return [_checked_optimizer("optimizer", optimizer)]
+    found = [_checked_optimizer(f"optimizer[{i}]", each) for i, each in enumerate(optimizer)]
+    if not found:
+        raise ValueError("optimizer is an empty sequence; give None to step by hand")
+    for i, each in enumerate(found):
+        if any(each is other for other in found[:i]):
+            raise ValueError(f"optimizer[{i}], {type(each).__name__}, is in the sequence twice; give each once")
+    return found
+
+
+def _checked_optimizer(what: str, optimizer: object) -> Optimizer:
     inner = unwrapped(optimizer)
-    if inner is None:
-        return None
     inside = "" if inner is optimizer else f" inside {type(optimizer).__name__}"
     if not isinstance(inner, Optimizer):
         raise TypeError(
-            f"optimizer={type(inner).__name__}{inside} is not a torch.optim.Optimizer; pass the one inside it, or None "
+            f"{what}={type(inner).__name__}{inside} is not a torch.optim.Optimizer; pass the one inside it, or None "
             "and call before_step() and after_step() around the update"
         )
     if not hasattr(inner, "_optimizer_step_pre_hooks"):
         raise TypeError(
-            f"optimizer={type(inner).__name__}{inside} has no step hooks, as some wrappers; pass the optimizer inside "
-            "it"
+            f"{what}={type(inner).__name__}{inside} has no step hooks, as some wrappers; pass the optimizer inside it"
         )
     return inner
 
 
-def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, average: str, every: int) -> None:
+def check_method(
+    method: object, lr: float, *, pulls: bool, home: torch.device | None, average: str, every: int
+) -> None:
     """Refuse what is not a method, an unstable one, a pull that is not allowed, and an `every` that does not fit."""
     if (maker := uncalled(method)) is not None:
         raise TypeError(f"the method for {average!r}, {maker}, was not called; give what it makes, as {maker}(...)")
@@ -68,11 +91,11 @@ def check_method(method: object, lr: float, *, pulls: bool, hosted: bool, averag
     coupling = _first_coupling(method, lr)
     if not isinstance(coupling, Coupling):
         raise TypeError(f"{method!r}.coupling(1, {lr}) returned {coupling!r}, not a Coupling")
-    if hosted and pulls_weights(method, lr):
+    if home is not None and pulls_weights(method, lr):
         raise ValueError(
-            f"device='cpu' keeps {average!r} in host memory, but {method!r} pulls the weights: every step would have "
-            "to wait for that memory. Leave device out; averages that only watch can be in a second Belay on the same "
-            "optimizer, with device='cpu'"
+            f"device={str(home)!r} keeps {average!r} apart from the weights, but {method!r} pulls the weights: every "
+            "step would have to wait for what is kept there. Leave device out; averages that only watch can be in a "
+            f"second Belay on the same optimizer, with device={str(home)!r}"
         )
     if not pulls and pulls_weights(method, lr):
         raise ValueError(
@@ -100,6 +123,12 @@ def pulls_weights(method: Method, lr: float) -> bool:
     """Whether the weights will feel the average; a method that pulls only later says so by `pulls`."""
     swings = inertias(method)[0] is not None
     return swings or bool(getattr(method, "pulls", False)) or _first_coupling(method, lr).pulls
+
+
+def only_follows(method: Method) -> bool:
+    """Whether an average needs no more than the weights after a step: it does not pull, lag behind or swing."""
+    coupling = _first_coupling(method, 1e-12)
+    return not pulls_weights(method, 1e-12) and not coupling.needs_copy and inertias(method) == (None, None)
 
 
 def _first_coupling(method: Method, lr: float) -> Coupling:
@@ -134,8 +163,8 @@ def pulled_by(found: Iterable[Wanted]) -> dict[int, str]:
     return {id(p): name for name, p, method, _ in found if pulling[id(method)]}
 
 
-def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None, *, rounding: str = "nearest") -> None:
-    """Warn about a pull on 16-bit weights, a pull under LBFGS, and a repelling spring around much momentum."""
+def warn_of_rounding(found: Iterable[Wanted], *, rounding: str) -> None:
+    """Warn about a pull on 16-bit weights."""
     found = list(found)
     names = pulled_by(found)
     pulled = [(name, p) for name, p, _, _ in found if id(p) in names]
@@ -148,7 +177,12 @@ def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None, *, ro
             f"than {torch.finfo(p.dtype).eps:.1g} of a weight rounds away. Keep the model in float32 under autocast, "
             "or let the optimizer hold float32 master weights"
         )
-    if pulled and isinstance(optimizer, torch.optim.LBFGS):
+
+
+def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None) -> None:
+    """Warn about a pull under LBFGS, and about a repelling spring around much momentum."""
+    found = list(found)
+    if isinstance(optimizer, torch.optim.LBFGS) and pulled_by(found):
         warn(
             "LBFGS builds its curvature from the steps it took itself; a pull on the weights between them makes those "
             "pairs wrong. Use an average that only watches (Spring.ema), or another optimizer"
@@ -165,18 +199,24 @@ def _warn_of_momentum(found: Iterable[Wanted], optimizer: Optimizer) -> None:
         momentum = momentum_of(optimizer.param_groups[group])
         if momentum is None or id(method) in warned:
             continue
-        for step, coupling in _early_couplings(method):
+        for step, coupling in _telling_couplings(method):
             if coupling.a < 0 < coupling.rate and is_below_floor(coupling, momentum.beta, nesterov=momentum.nesterov):
                 _say_momentum_is_there_twice(method, step, coupling, momentum, type(optimizer).__name__)
                 warned.add(id(method))
                 break
 
 
-def _early_couplings(method: Method) -> list[tuple[int, Coupling]]:
-    """Return the numbers and couplings of a method's first steps; of one alone, if it may not be asked for more."""
-    steps = range(1, EARLY + 1) if varies(method) in ("step", "lr") else range(1, 2)
+def _telling_couplings(method: Method) -> list[tuple[int, Coupling]]:
+    """Return the numbers of a method's first steps, and of some until its schedules end, each with its coupling.
+
+    The coupling is that of the method's own θ. A method that may not be asked for more is asked for step 1 alone.
+    """
+    steps = [1]
+    if varies(method) in ("step", "lr"):
+        last = getattr(method, "horizon", 0)
+        steps = [*range(1, EARLY + 1), *(step for quarter in range(1, 5) if (step := last * quarter // 4) > EARLY)]
     asked = method.fresh() if isinstance(method, Remembers) else copy(method)
-    return [(step, asked.coupling(step, 1e-12)) for step in steps]
+    return [(step, settled(asked, step, 1e-12)) for step in steps]
 
 
 def _say_momentum_is_there_twice(

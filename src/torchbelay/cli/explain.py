@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from torchbelay.physics import arguments
+from torchbelay.physics.limits import Limit
 from torchbelay.physics.run_length import Rule
 from torchbelay.physics.spring import Spring
 
@@ -94,19 +95,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _spring(args: argparse.Namespace) -> Spring:
+def _spring(args: argparse.Namespace) -> Spring | Limit:
     """Return the spring that the arguments describe: by k and masses, by decay, or by half-life."""
     given = {name: value for name in _SPRING if (value := getattr(args, name)) is not None}
     if args.decay is not None or args.half_life is not None:
         if given:
             raise ValueError(f"--decay or --half-life is a whole setting by itself; leave out --{', --'.join(given)}")
+        if args.half_life is None and args.decay in (0, 1):
+            return Limit(args.decay)
         return Spring.ema(args.decay, half_life=args.half_life)
     if missing := [name for name in _NEEDED if name not in given]:
         raise ValueError(f"--{', --'.join(missing)} missing; give --k, --m1 and --m2, or --decay, or --half-life")
     return Spring(**given)
 
 
-def _facts(s: Spring, lr: float | None, curvature: float | None, steps: int | None) -> dict[str, Any]:
+def _facts(s: Spring | Limit, lr: float | None, curvature: float | None, steps: int | None) -> dict[str, Any]:
     """Return all facts about a spring, under the names that --json prints."""
     scale = s.effective_lr_scale
     try:
@@ -130,9 +133,12 @@ def _facts(s: Spring, lr: float | None, curvature: float | None, steps: int | No
     return facts
 
 
-def _rescaled(s: Spring, steps: int, rule: Rule) -> dict[str, Any]:
+def _rescaled(s: Spring | Limit, steps: int, rule: Rule) -> dict[str, Any]:
     """Return k and decay for a run of this length, if k was tuned for TUNED_FOR steps; or why the rule is refused."""
     try:
+        if isinstance(s, Limit):
+            speed = "never forgets" if s.decay else "forgets at once"
+            raise ValueError(f"the rule rescales how fast an average forgets, and this one {speed}")
         if s.has_velocity:
             raise ValueError("the rule is about velocity-free springs; leave c1 and c2 out")
         m1, m2 = s.m1 / s.dt**2, s.m2 / s.dt**2  # the rule has Δt = 1, and only k·Δt²/m matters

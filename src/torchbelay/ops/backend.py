@@ -1,7 +1,7 @@
 """What carries a step's motions out, and the choice of it.
 
-`Foreach` runs everywhere. `Reference` is slow and is the one to believe. `Host` keeps averages in host memory.
-`torchbelay.ops.triton` moves a whole model in one launch on a GPU.
+`Foreach` runs everywhere. `Reference` is slow and is the one to believe. `Host` keeps averages on a device of their
+own. `torchbelay.ops.triton` moves a whole model in one launch on a GPU.
 """
 
 import os
@@ -71,15 +71,15 @@ def check(impl: str) -> None:
         raise ValueError("impl='triton' needs the package triton, which is not installed; use impl='auto'")
 
 
-def choose(impl: str, *, rounding: str = "nearest", hosted: bool = False) -> Backend:
-    """Return the backend of that name; "auto" is the fastest one that runs here.
+def choose(impl: str, *, rounding: str = "nearest", home: torch.device | None = None) -> Backend:
+    """Return the backend of that name; "auto" is the fastest one that runs here. Averages may have a `home`.
 
     >>> choose("foreach").name
     'foreach'
     """
     check(impl)
-    if hosted:
-        return Host(impl)
+    if home is not None:
+        return Host(impl, home)
     if impl == "triton" or (impl == "auto" and torch.cuda.is_available() and has_triton()):
         from .triton.backend import Triton  # imported late: importing Triton takes a while
 

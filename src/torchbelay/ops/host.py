@@ -1,9 +1,9 @@
-"""The backend for averages in host memory, of weights that may be on a GPU.
+"""The backend for averages on a device of their own: in host memory, for weights on a GPU, or on another GPU.
 
 An average is copied to the weights' device piece by piece, moved there by the code that moves any other average, and
-copied back. This runs on a stream of its own, beside the next forward and backward, which only read the weights. The
-next step waits for that stream, on the device. The scratch buffer on the device has a bounded size. Weights on the host
-take the same way, one piece after the other.
+copied back. On a GPU this runs on a stream of its own, beside the next forward and backward, which only read the
+weights. The next step waits for that stream, on the device. The scratch buffer on the device has a bounded size.
+Weights elsewhere take the same way, one piece after the other, and the host waits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,17 +32,18 @@ class _Piece:
 
 
 class Host(ListBackend):
-    """Averages that only watch, kept in host memory."""
+    """Averages that only watch, kept on the device `home`."""
 
     name = "host"
 
-    def __init__(self, impl: str = "auto") -> None:
+    def __init__(self, impl: str, home: torch.device) -> None:
         if impl == "triton":
             raise ValueError(
-                "impl='triton' does not go with device='cpu': averages in host memory are moved piece by piece; use "
-                "impl='auto'"
+                f"impl='triton' does not go with device={str(home)!r}: averages that are kept there are moved piece by "
+                "piece; use impl='auto'"
             )
         super().__init__()
+        self._home = home
         self._inner = Reference() if impl == "reference" else Foreach()
         self.copies_always = self._inner.copies_always
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -50,7 +51,7 @@ class Host(ListBackend):
 
     def used_for(self, group: TensorGroup) -> str:
         """The code that moves the group, and where its average is kept."""
-        return f"{self._inner.name}, kept in host memory"
+        return f"{self._inner.name}, kept {'in host memory' if self._home.type == 'cpu' else f'on {self._home}'}"
 
     def prepare(self, moves: Sequence[Move], count: Count, *, capturing: bool = False) -> PreparedLists:
         """Let the coming step wait for the last one's copies, then copy w1 for motions that cannot do without."""
@@ -60,7 +61,7 @@ class Host(ListBackend):
         return super().prepare(moves, count)
 
     def wait(self) -> None:
-        """Return when everything is in host memory."""
+        """Return when everything is where it is kept."""
         for stream in self._streams.values():
             stream.synchronize()
         self._held = []
@@ -97,9 +98,10 @@ class Host(ListBackend):
 
 
 def _copies(tensors: Tensors, device: torch.device) -> list[Tensor]:
-    return [t.to(device, non_blocking=True, copy=True) for t in tensors]
+    # Without a stream of its own (the weights are not on a GPU), nothing would wait for what is copied in the back.
+    return [t.to(device, non_blocking=device.type == "cuda", copy=True) for t in tensors]
 
 
 def _return(tensors: Tensors, there: Tensors) -> None:
     for own, new in zip(tensors, there, strict=True):
-        own.copy_(new, non_blocking=True)
+        own.copy_(new, non_blocking=new.device.type == "cuda")

@@ -4,8 +4,10 @@ import math
 from collections.abc import Collection
 
 
-def number(name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = True) -> float:
-    """Return `value` as a float if low < value < high (low ≤ value unless `open_low`), else raise.
+def number(
+    name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = True, open_high: bool = True
+) -> float:
+    """Return `value` as a float if low < value < high (≤ at an end that is not open), else raise.
 
     With `high` infinite, every finite number above `low` is accepted. Infinity and nan are always refused.
     """
@@ -16,10 +18,10 @@ def number(name: str, value: float, *, low: float, high: float = math.inf, open_
     except OverflowError:  # an int beyond the range of floats
         x = math.inf
     above = x > low if open_low else x >= low
-    if above and x < high:
+    if above and (x < high or (not open_high and x == high)):
         return x
     bound = f"{name} {'>' if open_low else '≥'} {low:g}" + (
-        f" and {name} < {high:g}" if high < math.inf else ", finite"
+        f" and {name} {'<' if open_high else '≤'} {high:g}" if high < math.inf else ", finite"
     )
     raise ValueError(f"{name}={value!r} is out of range; it needs {bound}")
 

@@ -8,6 +8,9 @@ A method may also have these attributes:
     period    the number of steps after which the couplings repeat, if they do
     law       the rate as a formula of the step (`Law`), if the average never pulls and such a formula exists
     memory    numbers that the method keeps of past learning rates (`Remembers`); checkpoints save them
+    settled   a function like `coupling`, if θ is scheduled: the numbers of a θ that stands still at this step's
+    horizon   the last step at which its schedules change, if they say
+    scaled    a function of κ that returns the same average for a batch κ times as large
 
 All are optional. Without `varies`, `coupling` is called at every step, which is always right. With `period` or `law` a
 device can compute the numbers of a step itself, and the host does not wait for it.
@@ -50,6 +53,23 @@ class Method(Protocol):
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the four numbers of this step (counted from 1) at this learning rate."""
+
+
+def settled(method: Method, step: int, lr: float) -> Coupling:
+    """Return the coupling with the method's own θ: that of the weights which this step begins with.
+
+    While θ moves, a/b of a step is not θ. Stability, and the centre z = (w1 + θ·w2)/(1 + θ), are matters of θ: after n
+    steps, θ is that of step n + 1.
+
+    >>> from torchbelay.physics import methods, schedules
+    >>> fading = methods.centred(theta=schedules.linear(1.0, 0.0, steps=3), rate=0.5)
+    >>> [settled(fading, t, 0.1).theta for t in (1, 2, 3)]
+    [1.0, 0.5, 0.0]
+    """
+    own = getattr(method, "settled", None)
+    found = method.coupling(step, lr) if own is None else own(step, lr)
+    assert isinstance(found, Coupling)
+    return found
 
 
 def uncalled(thing: object) -> str | None:

@@ -15,6 +15,7 @@ from .coupling import Coupling, Follow, Inertia
 from .explain import explain, explain_instability
 from .modes import Modes
 from .run_length import Rule, rescale_k
+from .scaling import scaled_stiffness
 from .warnings import UnstableSpringWarning, warn
 
 Force = Literal["derived", "printed"]
@@ -186,6 +187,14 @@ class Spring:
                 f"{self} closes {rate:.4g} of the distance per step; an EMA closes between 0 and 1: lower k"
             )
         return Spring(k=2 * rate, m1=math.inf, m2=1.0, follow=self.follow)
+
+    def scaled(self, kappa: float) -> "Spring":
+        """Return the spring for a batch κ times as large: c = κ1 + κ2 becomes 1 − (1 − c)^κ, and θ = m2/m1 stays.
+
+        >>> Spring.ema(decay=0.5).scaled(2).beta
+        0.25
+        """
+        return replace(self, k=scaled_stiffness(self, kappa))
 
     # The numbers of a step ---------------------------------------------------------------------------------------
 

@@ -3,23 +3,20 @@
 It needs no test framework: `check(...)` raises a `ContractError` that says what does not hold, or returns a `Report`.
 """
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Unpack
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from torchbelay.belay.options import OptionArguments
 from torchbelay.physics.spring import Spring
-from torchbelay.physics.warnings import BelayWarning
 
 from .bench import Averaging, Batch, Bench, Loss, Skip, mean_square
 from .comparison import Violation
 from .contracts import CONTRACTS
+from .isolation import isolated
 
 DEFAULT = Spring(k=1.0, m1=10.0, m2=20.0)
 
@@ -47,7 +44,7 @@ class Report:
 
 def check(
     model_factory: Callable[[], nn.Module],
-    optimizer_factory: Callable[[nn.Module], Optimizer],
+    optimizer_factory: Callable[[nn.Module], torch.optim.Optimizer],
     *,
     batch: Batch | Callable[[int], Batch],
     loss: Loss | None = None,
@@ -87,7 +84,7 @@ def check(
     if steps < 2:
         raise ValueError(f"steps={steps!r}: a training that is stopped half-way needs at least 2")
     batches = batch if callable(batch) else lambda step: batch
-    with _isolated():
+    with isolated():
         bench = Bench(model_factory, optimizer_factory, batches, loss or mean_square, method, steps, closure, options)
         bench.look()
         passed: list[str] = []
@@ -109,12 +106,3 @@ def check(
         lines = "\n".join(f"  {name}: {why}" for name, why in broken.items())
         raise ContractError(f"{len(broken)} of {len(CONTRACTS)} contracts do not hold:\n{lines}") from cause
     return Report(tuple(passed), skipped)
-
-
-@contextmanager
-def _isolated() -> Iterator[None]:
-    """Restore the caller's generators afterwards, and silence warnings about the method, which is given on purpose."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices), warnings.catch_warnings():
-        warnings.simplefilter("ignore", BelayWarning)
-        yield

@@ -139,6 +139,9 @@ class Stepping(Subject):
         before = {id(member): self.averages_of(member) for member in self.members}
         counts = {id(member): member.belay.step for member in self.members}
         good = {id(member): copy.deepcopy(member.belay.state_dict()) for member in self.members}
+        accounts = {id(member): copy.deepcopy(member.account) for member in self.members}
+        for account in accounts.values():
+            account.saved(self.persistent())
         interrupted = True
         with self.refusals() as refused:
             try:
@@ -155,7 +158,7 @@ class Stepping(Subject):
             return
         for member in self.members:
             if member.torn == "no":
-                member.good, member.good_account = good[id(member)], copy.deepcopy(member.account)
+                member.good, member.good_account = good[id(member)], accounts[id(member)]
             self.judge(member, step, before[id(member)], counts[id(member)])
 
     def judge(self, member: Member, step: Step, before: Mapping[str, Any], count: int) -> None:

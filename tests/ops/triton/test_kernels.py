@@ -31,7 +31,7 @@ def test_a_run_equals_the_loop_of_the_reference(name: str, by: str) -> None:
     method, mine = METHODS[name](), lists(born=2)
     schedule = schedule_of(METHODS[name]()) if by == "device" else None
     if by == "device" and schedule is None:
-        pytest.skip("this method sees the learning rate: the host must ask it")
+        pytest.skip("this method sees the learning rate or has no formula: the host must ask it")
     exact, backend, count = mine.copy(torch.float64), kernel(), Counter(2)
     for step in range(1, STEPS + 1):
         c, u = method.coupling(step, rate(step)), updates(step)

@@ -33,7 +33,7 @@ def test_the_device_finds_the_numbers_of_every_step(name: str, first: int) -> No
 
 
 def test_laws_are_what_their_methods_say() -> None:
-    assert {name.partition(",")[0] for name in LAWS} == {"ema", "swa", "power_ema"}
+    assert {name.partition(",")[0] for name in LAWS} == {"ema", "hard_sync", "swa", "power_ema"}
 
 
 def test_a_period_is_one_schedule() -> None:

@@ -11,6 +11,8 @@ from .belay import belay
 from .centred import centred
 from .easgd import easgd
 from .ema import ema
+from .ema_nesterov import ema_nesterov
+from .hard_sync import hard_sync
 from .lookahead import lookahead
 from .momentum import heavy_ball, nesterov
 from .power_ema import power_ema
@@ -25,6 +27,8 @@ __all__ = [
     "centred",
     "easgd",
     "ema",
+    "ema_nesterov",
+    "hard_sync",
     "heavy_ball",
     "lookahead",
     "nesterov",

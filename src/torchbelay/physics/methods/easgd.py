@@ -1,14 +1,16 @@
 """EASGD: elastic averaging with one worker."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.method import Varies
+from torchbelay.physics.scaling import Unscaled
 
 
 @dataclass(frozen=True)
-class easgd:
+class easgd(Unscaled):
     """Elastic averaging SGD with one worker: weights and centre attract each other by α.
 
         a = b = α, p = 1, q = 0
@@ -25,6 +27,8 @@ class easgd:
 
     alpha: float | None = None
     rho: float | None = None
+
+    unscaled: ClassVar[str] = "it applies the whole update beside the pull, so that κ steps are not one larger step"
 
     def __post_init__(self) -> None:
         if arguments.exactly_one(alpha=self.alpha, rho=self.rho) == "alpha":

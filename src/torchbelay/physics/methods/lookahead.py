@@ -7,10 +7,11 @@ from typing import ClassVar
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling, watch
 from torchbelay.physics.method import Varies
+from torchbelay.physics.scaling import Unscaled
 
 
 @dataclass(frozen=True)
-class lookahead:
+class lookahead(Unscaled):
     """Lookahead: every `k` steps the slow weights w2 move by `alpha` of the way to w1, and w1 restarts from them.
 
         a = 1 − s, b = s, p = s, q = s    at every k-th step, with s = alpha
@@ -33,6 +34,7 @@ class lookahead:
     varies: ClassVar[Varies] = "step"
     rhythm: ClassVar[bool] = True
     pulls: ClassVar[bool] = True
+    unscaled: ClassVar[str] = "its rounds count steps and have no rate; choose k anew"
 
     def __post_init__(self) -> None:
         arguments.whole("k", self.k, low=1)

@@ -6,16 +6,18 @@ from typing import ClassVar
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.method import Remembers, Varies
+from torchbelay.physics.scaling import Unscaled
 
 
 @dataclass(frozen=True)
-class _Momentum(Remembers):
+class _Momentum(Unscaled, Remembers):
     """The part that heavy ball and Nesterov share: the spring repels by μ·lr_t/lr_{t−1}, and b = 1."""
 
     momentum: float
 
     varies: ClassVar[Varies] = "lr"
     remembers: ClassVar[int] = 3  # step, lr, lr of the step before
+    unscaled: ClassVar[str] = "w2 is a point of the step before, not an average"
 
     def __post_init__(self) -> None:
         arguments.number("momentum", self.momentum, low=0, high=1, open_low=False)

@@ -8,10 +8,11 @@ from typing import ClassVar
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling, watch
 from torchbelay.physics.method import Law, Varies
+from torchbelay.physics.scaling import Scaleless
 
 
 @dataclass(frozen=True)
-class power_ema:
+class power_ema(Scaleless):
     """Power-function average: step t has the weight ∫τ^γ dτ over its time.
 
         a = 0, b = 1 − (1 − 1/t)^(γ+1), p = 1, q = b

@@ -1,7 +1,7 @@
 """Generalized primal averaging: gradients are taken between the average and the base iterate."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling
@@ -14,6 +14,8 @@ class primal_averaging:
 
         x' = μx·x + (1−μx)·z',  y = μy·x + (1−μy)·z
         a = −μy(1−μx)/(1−μy), b = (1−μx)/(1−μy), p = 1 − μx·μy, q = 1 − μx
+
+    It is `centred` with θ = −μy and the rate 1 − μx, at the effective learning rate 1.
 
     When to use it: in place of schedule-free averaging, if the average should have a constant memory.
 
@@ -37,3 +39,11 @@ class primal_averaging:
         """Return the coupling; ignores `step` and `lr`."""
         x, y = self.mu_x, self.mu_y
         return Coupling(-y * (1 - x) / (1 - y), (1 - x) / (1 - y), 1 - y * x, 1 - x)
+
+    def scaled(self, kappa: float) -> Self:
+        """Return the average for a batch κ times as large: μx becomes μx^κ, and μy stays.
+
+        >>> primal_averaging(mu_x=0.5, mu_y=0.75).scaled(2)
+        primal_averaging(mu_x=0.25, mu_y=0.75)
+        """
+        return replace(self, mu_x=self.mu_x ** arguments.number("kappa", kappa, low=0))

@@ -7,10 +7,11 @@ from typing import ClassVar
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.method import Remembers, Varies
+from torchbelay.physics.scaling import Scaleless
 
 
 @dataclass(frozen=True)
-class schedule_free(Remembers):
+class schedule_free(Scaleless, Remembers):
     """Schedule-free averaging: w1 is its y, where gradients are taken; w2 is its x, the weights to evaluate.
 
         a = −β·c/(1−β), b = c/(1−β), p = 1 − β + β·c, q = c

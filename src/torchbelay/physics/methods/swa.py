@@ -6,10 +6,11 @@ from typing import ClassVar
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling, watch
 from torchbelay.physics.method import Law, Varies
+from torchbelay.physics.scaling import Scaleless
 
 
 @dataclass(frozen=True)
-class swa:
+class swa(Scaleless):
     """Stochastic weight averaging: the mean of the stepped weights, with n points averaged before this one.
 
         a = 0, b = 1/(n + 1), p = 1, q = b

@@ -6,10 +6,11 @@ from typing import ClassVar
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling, watch
 from torchbelay.physics.method import Varies
+from torchbelay.physics.scaling import Unscaled
 
 
 @dataclass(frozen=True)
-class switch_ema:
+class switch_ema(Unscaled):
     """EMA with decay d; every `every` steps (an epoch, for instance) the weights become the average.
 
         a = d, b = 1 − d, p = 1 − d, q = 1 − d    at every `every`-th step
@@ -29,6 +30,7 @@ class switch_ema:
     varies: ClassVar[Varies] = "step"
     rhythm: ClassVar[bool] = True
     pulls: ClassVar[bool] = True
+    unscaled: ClassVar[str] = "the weights switch at steps of their own; give decay^κ, and choose `every` anew"
 
     def __post_init__(self) -> None:
         arguments.number("decay", self.decay, low=0, high=1)

@@ -1,0 +1,309 @@
+"""The parts of a Belay, one for each optimizer, and what they are as a whole.
+
+Each part has a clock, averages and a stepper of its own, so that a parameter follows the steps of the optimizer that
+trains it. Names of parameters are those of the model, so that the averages of all parts are one average of the model.
+Buffers belong to the first part: they move with the steps of the first optimizer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchbelay.physics.readouts import Readout
+from torchbelay.physics.warnings import warn
+
+from . import company, family, joint, modules
+from .average import MAIN, Average, Entry, Rule, WholeAverage
+from .averages import Averages
+from .clock import Clock
+from .cohort import Cohort
+from .initial import Initial
+from .options import Options
+from .parameters import Names
+from .readout import Reading
+from .stepper import Stepper
+from .unseen import Unseen
+from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
+
+
+class Part:
+    """What follows one optimizer, or steps that are taken by hand."""
+
+    unseen: Unseen  # from when it begins
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        rules: Mapping[str, Rule],
+        options: Options,
+        member: company.Member,
+        initial: Initial,
+    ) -> None:
+        self.optimizer, self.options, self.clock = optimizer, options, Clock()
+        averages = {
+            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial)
+            for name, rule in rules.items()
+        }
+        self.averages = Averages(model, optimizer, averages, options, self.clock)
+        self.stepper = Stepper(model, optimizer, self.averages, options, self.clock, member)
+
+    def begin(self, names: Names) -> None:
+        """Begin the averages, unless they begin later."""
+        if self.options.start == 0:
+            self.averages.begin(names)
+        self.unseen = Unseen(self.averages.parameters)
+
+    def remember_weights(self) -> None:
+        """Take the weights as they are now for those that belong to the averages."""
+        if not self.stepper.stepped:
+            self.unseen.remember(self.averages.parameters)
+
+    def warn_of_unseen(self) -> None:
+        """Warn if the weights have changed and no step was seen."""
+        seen = self.stepper.stepped or self.stepper.is_inside  # in the first step they may have moved already
+        if self.stepper.attached and not seen and not company.own_tensors():
+            self.unseen.look(self.averages.parameters, self.optimizer)
+
+    def effective_lrs(self) -> dict[int, float]:
+        """Return what is left of each group's learning rate in the long run, for the group's first parameter."""
+        groups = self.averages.held()
+        entries = [e for e in self.averages.each[MAIN].entries.values() if id(e.w1) in groups]
+        firsts = {groups[id(e.w1)]: e for e in reversed(entries)}
+        rates = {group: self.averages.parameters.lr(group) for group in sorted(firsts)}
+        step, every = self.clock.count, self.options.every
+        return {g: lr * firsts[g].effective_lr_scale(step, lr, every) for g, lr in rates.items() if lr is not None}
+
+    def trained(self) -> joint.Trained:
+        """Return what a state says of the optimizer."""
+        names = {e.name: None for e in self.averages.entries()} if self.averages.began else self.wanted_names(None)
+        return joint.Trained(self.clock.count, self.averages.began, list(names))
+
+    def wanted_names(self, names: Names | None) -> dict[str, None]:
+        """Return the names of the parameters that averages are to follow, out of those of all parameters."""
+        return {each.name: None for wanted in self.averages.wanted(names).values() for each in wanted}
+
+
+class JointAverage:
+    """One average of all parts."""
+
+    def __init__(self, parts: list[Average]) -> None:
+        self.name, self._parts = parts[0].name, parts
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The entries of all parts, by name."""
+        return {name: entry for part in self._parts for name, entry in part.entries.items()}
+
+    @property
+    def cohorts(self) -> list[Cohort]:
+        """The cohorts of all parts."""
+        return [cohort for part in self._parts for cohort in part.cohorts]
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The average's own buffers, which the first part has."""
+        return self._parts[0].buffers
+
+    @buffers.setter
+    def buffers(self, buffers: dict[str, Tensor]) -> None:
+        self._parts[0].buffers = buffers
+
+    def refuse_other_shapes(self) -> None:
+        """Refuse weights that have another shape now: their average would be broadcast to them, or torn."""
+        for part in self._parts:
+            part.refuse_other_shapes()
+
+
+class Parts:
+    """All parts of a Belay as a whole."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer | None],
+        rules: Mapping[str, Rule],
+        options: Options,
+    ) -> None:
+        self._model, self._options, self.member = model, options, company.Member()
+        self._initial = Initial(kept=options.keep_initial)
+        others = replace(options, buffers="ignore")
+        self.each = [
+            Part(model, optimizer, rules, others if i else options, self.member, self._initial)
+            for i, optimizer in enumerate(optimizers)
+        ]
+        self.first = self.each[0]
+        self.averages: dict[str, WholeAverage] = dict(self.first.averages.each)
+        if len(self.each) > 1:
+            self.averages = {name: JointAverage([part.averages.each[name] for part in self.each]) for name in rules}
+            all_of_them = [ref(part.averages) for part in self.each]  # a cycle would keep tensors until it is collected
+            for part in self.each:
+                part.averages.relatives = partial(_others, ref(part.averages), all_of_them)
+
+    # Beginning ---------------------------------------------------------------------------------------------------
+
+    def check(self, *, replace: bool) -> None:
+        """Refuse what cannot be averaged, and warn about what will not go well; changes nothing."""
+        self._refuse_shared()
+        names = modules.names_by_id(self._model)
+        found = [part.averages.wanted(names) for part in self.each]
+        for name in self.averages:
+            if not any(each[name] for each in found):
+                raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
+        company.refuse_among(self.member, self._model.parameters(), "Belay(...)")
+        main = [wanted for each in found for wanted in each[MAIN]]
+        if not replace:
+            company.refuse_second_pull(self.member, pulled_by(main))
+        modules.refuse_clashes(self._model)
+        self.first.averages.check_buffers()
+        everything = [wanted for each in found for some in each.values() for wanted in some]
+        check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
+        warn_of_rounding(main, rounding=self._options.rounding)
+        for part, each in zip(self.each, found, strict=True):
+            warn_of_feedback(each[MAIN], part.optimizer)
+
+    def _refuse_shared(self) -> None:
+        owners: dict[int, Part] = {}
+        for part in self.each:
+            for p in part.averages.parameters.all:
+                if (owner := owners.setdefault(id(p), part)) is not part:
+                    family.refuse_shared(self._model, id(p), owner.optimizer, part.optimizer)
+
+    def attach(self, *, replace: bool) -> None:
+        """Begin the averages, unless they begin later, and follow the optimizers."""
+        names = modules.names_by_id(self._model)
+        for part in self.each:
+            part.begin(names)  # this may refuse; nothing is attached then
+        for part in self.each:
+            part.stepper.attach()
+        company.join(self.member, replace=replace)
+
+    # What they are as a whole ------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The steps that took place, of the optimizer that took the most."""
+        for part in self.each:
+            part.stepper.settle()
+        return max(part.clock.count for part in self.each)
+
+    def parameters(self) -> list[Tensor]:
+        """Return what the optimizers hold."""
+        return [p for part in self.each for p in part.averages.parameters.all]
+
+    def wait(self) -> None:
+        """Return when every average is what the last step made of it."""
+        for part in self.each:
+            part.stepper.backend.wait()
+
+    def follow_model(self) -> None:
+        """Follow what changed in the model between two steps: names of parameters, and averaged buffers."""
+        names = modules.names_by_id(self._model)
+        for part in self.each:
+            part.averages.refresh_names(names)
+            part.averages.fit_buffers()
+
+    def warn_before_use(self) -> None:
+        """Warn before an average is used or saved that never moved although the weights did, or moved in part."""
+        if any(part.stepper.torn for part in self.each):
+            warn(
+                "the last step was stopped while weights and averages moved: some of these averages have moved and "
+                "some have not; load a checkpoint by load_state_dict(), or begin again by reset()"
+            )
+        for part in self.each:
+            part.warn_of_unseen()
+
+    def remember_weights(self) -> None:
+        """Take the weights as they are now for those that belong to the averages."""
+        for part in self.each:
+            part.remember_weights()
+
+    def refuse_inside(self, what: str) -> None:
+        """Refuse what would go wrong while an average is in the model."""
+        if (swap := self.member.settled_swap()) is not None:
+            raise RuntimeError(f"{what}() inside averaged({swap.average.name!r}): leave the block first")
+
+    def refuse_now(self, what: str) -> None:
+        """Refuse what rewrites weights or averages, inside `averaged()` or in the middle of a step."""
+        self.refuse_inside(what)
+        company.refuse_among(self.member, self._model.parameters(), f"{what}()")
+        if any(part.stepper.is_inside for part in self.each):
+            raise RuntimeError(
+                f"{what}() inside optimizer.step(), by its closure or a hook: the step would go on with what it took "
+                "from before; call it between two steps"
+            )
+
+    def reading(self, average: WholeAverage, readout: Readout | None) -> Reading | None:
+        """Return what a readout makes of an average, before anything changes; None without a readout."""
+        if readout is None:
+            return None
+        return Reading(average, [part.averages for part in self.each], readout, self._initial)
+
+    def effective_lrs(self) -> list[tuple[int, float]]:
+        """Return groups, counted over all optimizers, with what is left of their learning rates in the long run."""
+        found: list[tuple[int, float]] = []
+        before = 0
+        for part in self.each:
+            found += [(before + group, rate) for group, rate in part.effective_lrs().items()]
+            before += part.averages.parameters.number_of_groups()
+        return found
+
+    def about(self) -> list[str]:
+        """Return what a reader wants to know, in a few words each."""
+        entries = self.averages[MAIN].entries.values()
+        methods = list(dict.fromkeys(repr(e.method) for e in entries))
+        found = [
+            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
+            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
+            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
+        ]
+        if not entries:
+            found = [f"begins after step {self._options.start}"]
+        if len(self.averages) > 1:
+            found.append(f"spectators {', '.join(list(self.averages)[1:])}")
+        if len(self.each) > 1:
+            found.append(f"{len(self.each)} optimizers")
+        if self.first.optimizer is None:
+            found.append("steps by hand")
+        paths = dict.fromkeys(part.stepper.path() for part in self.each)
+        return [*found, f"impl={', '.join(paths)!r}", f"step {self.step}"]
+
+    # Changes -----------------------------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Begin every average again at the weights as they are; refuses before any of them has changed."""
+        self.follow_model()
+        for part in self.each:
+            part.averages.check_restart()
+        for part in self.each:
+            part.averages.restart()
+            part.stepper.forget_the_step()
+        self.remember_weights()
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a state has of the averages, and the counts of their steps."""
+        swap = self.member.swap
+        averages = [part.averages.saved(swap, part.stepper.memories) for part in self.each]
+        if len(self.each) > 1:
+            return joint.joined(averages, [part.trained() for part in self.each])
+        return {"step": self.first.clock.count, "began": int(self.first.averages.began), "averages": averages[0]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; one that does not fit is refused, and changes nothing."""
+        names = modules.names_by_id(self._model)
+        wanted = [list(part.wanted_names(names)) for part in self.each]
+        states = joint.split(state, wanted, [part.options for part in self.each])
+        checked = [part.averages.checked(each, names) for part, each in zip(self.each, states, strict=True)]
+        for part, each in zip(self.each, checked, strict=True):
+            part.averages.load(each)
+            part.stepper.forget_the_step()
+            part.unseen.forget()
+
+
+def _others(one: ref[Averages], everyone: list[ref[Averages]]) -> Iterator[Averages]:
+    return (other for each in everyone if (other := each()) is not None and other is not one())

@@ -1,0 +1,107 @@
+"""`torchbelay identify`: what somebody's averaging code really does, as a paragraph or as JSON."""
+
+import argparse
+import difflib
+import importlib
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .parser import add_verb, steps
+
+if TYPE_CHECKING:
+    from .parser import Commands
+
+_EXAMPLES = """\
+examples:
+  torchbelay identify train:averaging                 averaging(model) in train.py returns (update, read)
+  torchbelay identify train:averaging --every 10      if its average is meant to move at every tenth update()
+  torchbelay identify train:averaging --steps 1000    looks at a longer warm-up
+  torchbelay identify train:averaging --json
+
+update() is called after every change of the model's weights. read() returns the average: a state dict or another
+mapping name -> tensor, a module, or tensors in the order of model.parameters(). The module is looked for in the current
+folder first.
+
+exit status: 0 if nothing looks wrong, 1 if there are problems, 2 if there is nothing to identify
+"""
+
+
+def add(commands: "Commands") -> None:
+    """Declare the arguments of `torchbelay identify`."""
+    parser = add_verb(
+        commands,
+        "identify",
+        run=run,
+        summary="say what somebody's averaging code really does, and what looks wrong",
+        description="Find out by impulses on a toy model what averaging code does, its own or a library's.",
+        examples=_EXAMPLES,
+    )
+    option = parser.add_argument
+    option("factory", metavar="MODULE:FACTORY", help="a function that takes a model and returns (update, read)")
+    option("--steps", type=steps, default=256, metavar="N", help="updates to look at, at least 4 (default: 256)")
+    option("--every", type=steps, default=1, metavar="N", help="the average is to move at every N-th update()")
+    option("--json", action="store_true", help="one JSON object with every digit")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a paragraph, and a line for each problem; or one JSON object."""
+    from torchbelay.testing import identify
+
+    try:
+        found = identify(_load(args.factory), steps=args.steps, every=args.every)
+    except (_UsageError, ValueError, TypeError) as error:
+        args.parser.error(str(error))
+    if args.json:
+        print(json.dumps(asdict(found), indent=2, allow_nan=False))
+    else:
+        print(textwrap.fill(str(found), max(40, shutil.get_terminal_size().columns)))
+    return 1 if found.problems else 0
+
+
+class _UsageError(Exception):
+    """The argument does not name a function; the message has the cure."""
+
+
+def _load(target: str) -> Callable[..., Any]:
+    """Import the function that MODULE:FACTORY names; the current folder comes first, as for `python -m`."""
+    name, colon, attribute = target.partition(":")
+    if name.endswith(".py"):
+        raise _UsageError(
+            f"{target!r} names a file; give the module: {Path(name).stem}:{attribute or 'FACTORY'}, from its folder"
+        )
+    if not (name and colon and attribute):
+        raise _UsageError(f"{target!r} is not MODULE:FACTORY; give a module and a function in it, as train:averaging")
+    if "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
+            raise _UsageError(
+                f"there is no module {missing.name!r}; call this from its folder, or put that on PYTHONPATH"
+            ) from None
+        raise _UsageError(f"the module {name!r} needs {missing.name}, which is not installed") from None
+    except (Exception, SystemExit) as error:
+        raise _UsageError(
+            f"the module {name!r} raised {type(error).__name__} on import: {error}; if it is a script, put what it "
+            "runs below: if __name__ == '__main__'"
+        ) from error
+    try:
+        factory = reduce(getattr, attribute.split("."), module)
+    except AttributeError:
+        near = difflib.get_close_matches(attribute, [n for n in dir(module) if callable(getattr(module, n))])
+        cure = f"did you mean {near[0]}?" if near else "give the name of a function in it"
+        raise _UsageError(f"the module {name!r} has no {attribute!r}; {cure}") from None
+    if not callable(factory):
+        raise _UsageError(
+            f"{target} is {type(factory).__name__}, not a function; name one that takes a model and returns "
+            "(update, read)"
+        )
+    return factory
