@@ -1,19 +1,18 @@
 """Time a merge beside copying the same files, in turns.
 
-    python benchmarks/merge.py                                      # 3 checkpoints of 0.5 GB in bfloat16, in /tmp
-    python benchmarks/merge.py --gigabytes 2 --dtype float32 --folder /scratch --out merge.json
+    python benchmarks/merge.py                                      # 3 checkpoints of 0.5 GB, in /tmp
+    python benchmarks/merge.py --gigabytes 2 --folder /scratch --out benchmarks/results/merge.json
 
 Both end when their bytes are on the disk (fsync). `cold` lets the system forget the inputs before each turn, so that
 they come from the disk; `warm` reads them from memory, as far as they fit, and the writes count. A copy of N
 checkpoints writes N of them and a merge one, so there is also `one`: read all and copy one, the least that a merge must
-do. `CPU` is the time that the process spent computing, in all of its threads. Compare numbers within one run only: other
-work on the machine changes them.
+do. `CPU` is the time that the process spent computing, in all of its threads. Ratios are medians over the rounds.
+Compare numbers within one run only: other work on the machine changes them.
 """
 
 import argparse
 import json
 import os
-import platform
 import resource
 import shutil
 import statistics
@@ -21,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +29,8 @@ from torchbelay.snapshots.checkpoint import TensorInfo
 from torchbelay.snapshots.layouts.safetensors import SafetensorsWriter
 
 SHAPE = (2048, 2048)
+
+Turns = dict[str, list[tuple[float, float]]]  # by way: seconds on the clock and seconds of computing, per round
 
 
 def make(path: Path, dtype: torch.dtype, size: float, seed: int) -> Path:
@@ -78,6 +80,40 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
 
+def measure(inputs: list[Path], folder: Path, kind: str, rounds: int, threads: int | None) -> Turns:
+    """Merge and copy in turns."""
+
+    def least() -> None:
+        for path in inputs[1:]:
+            read(path)
+        copy(inputs[0], folder / "least")
+
+    ways: dict[str, Callable[[], object]] = {
+        "merge": lambda: merge(inputs, folder / "out.safetensors", threads=threads),
+        "copy": lambda: [copy(path, folder / f"copy{k}") for k, path in enumerate(inputs)],
+        "one": least,
+    }
+    turns: Turns = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, work in ways.items():
+            for path in inputs:
+                forget(path) if kind == "cold" else read(path)
+            turns[way].append(timed(work))
+            for path in folder.iterdir():
+                if path not in inputs:
+                    path.unlink()
+    return turns
+
+
+def summary(turns: Turns) -> dict[str, float]:
+    """Return medians: seconds, ratios of the rounds, and the seconds of computing in a merge."""
+    found = {way: statistics.median(seconds for seconds, _ in listed) for way, listed in turns.items()}
+    for way in ("copy", "one"):
+        pairs = zip(turns["merge"], turns[way], strict=True)
+        found[f"merge/{way}"] = statistics.median(merged[0] / other[0] for merged, other in pairs)
+    return found | {"CPU": statistics.median(used for _, used in turns["merge"])}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -85,58 +121,29 @@ def main() -> None:
     )
     parser.add_argument("--gigabytes", type=float, default=0.5, help="size of one checkpoint")
     parser.add_argument("--checkpoints", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32", "float64"))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, help="write all numbers to this file")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        folder = Path(name)
-        dtype = getattr(torch, args.dtype)
-        inputs = [make(folder / f"{k}.safetensors", dtype, args.gigabytes * 1e9, k) for k in range(args.checkpoints)]
-
-        def least() -> None:
-            for path in inputs[1:]:
-                read(path)
-            copy(inputs[0], folder / "least")
-
-        ways: dict[str, Callable[[], object]] = {
-            "merge": lambda: merge(inputs, folder / "out.safetensors", threads=args.threads),
-            "copy": lambda: [copy(path, folder / f"copy{k}") for k, path in enumerate(inputs)],
-            "one": least,
-        }
-        found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-        for kind in ("cold", "warm"):
-            found[kind] = {way: [] for way in ways}
-            for _ in range(args.rounds):
-                for way, work in ways.items():
-                    for path in inputs:
-                        forget(path) if kind == "cold" else read(path)
-                    found[kind][way].append(timed(work))
-                    for path in folder.iterdir():
-                        if path not in inputs:
-                            path.unlink()
-    report(args, found)
-
-
-def report(args: argparse.Namespace, found: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
-    print(f"{args.checkpoints} checkpoints of {args.gigabytes:g} GB, {args.dtype}, {args.rounds} rounds; medians")
-    print(f"{'':6}{'merge':>9}{'copy':>9}{'one':>9}{'merge/copy':>12}{'merge/one':>11}{'CPU of merge':>14}")
-    for kind, ways in found.items():
-        clock = {way: statistics.median(seconds for seconds, _ in turns) for way, turns in ways.items()}
-        ratios = [
-            statistics.median(m[0] / o[0] for m, o in zip(ways["merge"], ways[way], strict=True))
-            for way in ("copy", "one")
-        ]
-        cpu = statistics.median(used for _, used in ways["merge"])
-        print(
-            f"{kind:6}{clock['merge']:8.2f}s{clock['copy']:8.2f}s{clock['one']:8.2f}s"
-            f"{ratios[0]:12.2f}{ratios[1]:11.2f}{cpu:13.2f}s"
-        )
+    results: dict[str, Any] = {"checkpoints": args.checkpoints, "gigabytes": args.gigabytes, "rounds": args.rounds}
+    results |= {"cores": len(os.sched_getaffinity(0)), "load before": os.getloadavg()[0], "turns": {}}
+    print(f"{args.checkpoints} checkpoints of {args.gigabytes:g} GB, {args.rounds} rounds, medians")
+    print(f"{'':15}{'merge':>9}{'copy':>9}{'one':>9}{'merge/copy':>12}{'merge/one':>11}{'CPU':>9}")
+    for dtype in args.dtypes:
+        with tempfile.TemporaryDirectory(dir=args.folder) as name:
+            size, folder = args.gigabytes * 1e9, Path(name)
+            inputs = [make(folder / str(k), getattr(torch, dtype), size, k) for k in range(args.checkpoints)]
+            for kind in ("cold", "warm"):
+                turns = results["turns"][f"{dtype} {kind}"] = measure(inputs, folder, kind, args.rounds, args.threads)
+                s = summary(turns)
+                print(
+                    f"{dtype + ' ' + kind:15}{s['merge']:8.2f}s{s['copy']:8.2f}s{s['one']:8.2f}s"
+                    f"{s['merge/copy']:12.2f}{s['merge/one']:11.2f}{s['CPU']:8.2f}s"
+                )
+    results["load after"] = os.getloadavg()[0]
     if args.out:
-        about = {"machine": platform.machine(), "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__}
-        about |= {"dtype": args.dtype, "checkpoints": args.checkpoints, "gigabytes": args.gigabytes}
-        args.out.write_text(json.dumps(about | {"seconds, CPU seconds": found}, indent=1) + "\n")
+        args.out.write_text(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """docs/after-training.md: its code runs, its commands are understood, and its numbers are those of the library."""
 
+import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -95,6 +97,24 @@ def test_what_the_page_says_of_the_recorder_is_so() -> None:
     assert f"{spacing.PER_DOUBLING} snapshots per doubling" in PAGE
     assert recorder.MOST_WAITING == 1 << 30
     assert "two snapshots and 1 GiB wait in memory" in " ".join(PAGE.split())
+
+
+def test_the_times_are_those_that_were_measured() -> None:
+    spec = importlib.util.spec_from_file_location("merge_benchmark", ROOT / "benchmarks" / "merge.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    results = json.loads((ROOT / "benchmarks" / "results" / "merge.json").read_text())
+    least = []
+    for name, turns in results["turns"].items():
+        s = benchmark.summary(turns)
+        least.append(s["one"])
+        row = f"{s['merge']:.2f} s | {s['copy']:.2f} s | {s['merge/copy']:.2f} | {s['CPU']:.2f} s"
+        assert f"| {name.replace(' ', ', ')} | {row} |" in PAGE
+        assert s["merge/copy"] <= 1.5
+    assert f"{min(least):.2f} to\n{max(least):.2f} s" in PAGE
+    assert f"medians of\n{results['rounds']} rounds" in PAGE
+    loads = sorted([results["load before"], results["load after"]])
+    assert f"a load of {loads[0]:.0f} to {loads[1]:.0f}" in PAGE
 
 
 def test_the_size_of_a_part_is_the_librarys() -> None:

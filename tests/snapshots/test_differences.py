@@ -142,7 +142,7 @@ def test_a_configuration_that_is_not_json_is_compared_too(tmp_path: Path) -> Non
     assert examine([inputs[0]] * 2).notes == []
 
 
-def test_memory_that_is_shared_in_one_file_only_is_said(tmp_path: Path) -> None:
+def test_weights_that_are_tied_in_one_file_only_are_said(tmp_path: Path) -> None:
     shared = torch.randn(3)
     torch.save({"a": shared, "b": shared}, tmp_path / "tied.pt")
     torch.save({"a": shared.clone(), "b": shared.clone()}, tmp_path / "loose.pt")
@@ -150,4 +150,9 @@ def test_memory_that_is_shared_in_one_file_only_is_said(tmp_path: Path) -> None:
     assert examine([tied, tied]).notes == []
     for inputs in ([tied, loose], [loose, tied]):
         (note,) = examine(inputs).notes
-        assert note.startswith(f"a and b share memory in {tied.path} and not in {loose.path}")
+        assert note.startswith(f"a and b are tied in {tied.path} and not in {loose.path}; in the merge they are ")
+        assert note.endswith(" not tied" if inputs[1] is loose else " are tied")
+    torch.save({"a": shared, "b": shared + 1}, tmp_path / "other.pt")
+    found = examine([open_checkpoint(tmp_path / "other.pt"), tied])
+    assert found.apart == {"a", "b"}
+    assert found.notes[0].endswith("in the merge they are not tied")

@@ -138,6 +138,14 @@ def test_tied_weights_of_torch_files_stay_tied(tmp_path: Path) -> None:
     assert (tmp_path / "out.pt").stat().st_size < 1.1 * 300 * 300 * 4
 
 
+def test_weights_that_are_tied_in_the_last_checkpoint_only_are_taken_apart(tmp_path: Path) -> None:
+    made = [{"a": torch.zeros(3), "b": torch.ones(3)}, dict.fromkeys("ab", torch.full((3,), 2.0))]
+    paths = [save_torch(tmp_path / str(k), state) for k, state in enumerate(made)]
+    with pytest.warns(tb.BelayWarning, match="a and b are tied in .*; in the merge they are not tied"):
+        merge(paths, tmp_path / "out.pt")
+    check(torch.load(tmp_path / "out.pt"), made, [0.5, 0.5])
+
+
 def test_frozen_weights_are_read_and_written_as_they_are(tmp_path: Path) -> None:
     frozen = torch.randn(1000)
     for number in range(3):
@@ -309,13 +317,18 @@ def test_a_wrong_argument_is_refused_and_changes_nothing(tmp_path: Path, case: s
 
 
 def test_too_little_room_is_said_before_the_work(tmp_path: Path, monkeypatch) -> None:
-    paths = [save_torch(tmp_path / f"in{k}", {"w": torch.ones(250_000)}) for k in range(2)]
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1_999_999))
-    with pytest.raises(OSError, match=r"out=.* needs 2\.0 MB, and the disk has 2\.0 MB left; make room"):
-        merge(paths, tmp_path / "out.pt")  # torch.save wants all tensors at once: they wait in a file of the same size
-    assert not (tmp_path / "out.pt").exists()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 2_000_000))
-    merge(paths, tmp_path / "out.pt")
+    for layout, needed in (("safetensors", 1_000_000), ("torch", 1_000_000), ("dcp", 2_000_000)):
+        paths = [SAVE[layout](tmp_path / f"{layout}{k}", {"w": torch.ones(250_000)}) for k in range(2)]
+        out = tmp_path / f"out-{layout}{paths[0].suffix}"
+        free = needed - 1
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, free))  # noqa: B023
+        with pytest.raises(
+            OSError, match=rf"out=.* needs {needed // 10**6}\.0 MB, and the disk has .*B left; make room"
+        ):
+            merge(paths, out)
+        assert not out.exists()
+        free = needed
+        merge(paths, out)
 
 
 def test_overwriting_replaces_a_checkpoint(tmp_path: Path) -> None:
@@ -330,6 +343,14 @@ def test_overwriting_replaces_a_checkpoint(tmp_path: Path) -> None:
     merge([file, other], tmp_path / "z.safetensors")
     merge([file, other], tmp_path / "z.safetensors", [0.25, 0.75], overwrite=True)
     check(load(tmp_path / "z.safetensors"), [load(file), load(other)], [0.25, 0.75])
+
+
+def test_an_empty_folder_may_be_there_already(tmp_path: Path) -> None:
+    made = states(2)
+    paths = (save_sharded(tmp_path / f"in{k}", state) for k, state in enumerate(made))
+    (tmp_path / "out").mkdir()
+    merge(paths, tmp_path / "out")
+    check(load(tmp_path / "out"), made, [0.5, 0.5])
 
 
 def test_an_interrupt_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch) -> None:

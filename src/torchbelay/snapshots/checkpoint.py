@@ -1,7 +1,7 @@
 """What a checkpoint is: named tensors in files that are read one at a time, and a place to write such files."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -105,10 +105,11 @@ class Checkpoint(ABC):
         return ()
 
     @abstractmethod
-    def output(self, destination: Path, about: Mapping[str, str]) -> Output:
+    def output(self, destination: Path, about: Mapping[str, str], apart: Collection[str] = ()) -> Output:
         """Begin a checkpoint of the same names, dtypes, shapes and layout at `destination`; `about` says what it is.
 
-        `destination` is a file if this checkpoint is one, and an empty folder if this one is a folder.
+        `destination` is a file if this checkpoint is one, and an empty folder if this one is a folder. Names that share
+        one tensor here do so there too, except those in `apart`.
         """
 
     def scratch_bytes(self) -> int:

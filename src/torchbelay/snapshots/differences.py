@@ -22,6 +22,7 @@ class Findings:
 
     averaged: list[str] = field(default_factory=list)  # tensors of the last checkpoint
     kept: set[str] = field(default_factory=set)  # tensors that are taken from the last checkpoint
+    apart: set[str] = field(default_factory=set)  # names that share one tensor in the last checkpoint only
     stand_ins: dict[tuple[int, str], str] = field(default_factory=dict)  # (checkpoint, name) → name of the tied tensor
     notes: list[str] = field(default_factory=list)
 
@@ -156,9 +157,11 @@ def _tied(inputs: Sequence[Checkpoint], found: Findings) -> None:
         for group in sorted(groups[-1] ^ groups[number], key=sorted):
             if all(name in checkpoint.tensors and name in inputs[-1].tensors for name in group):
                 one, other = (inputs[-1], checkpoint) if group in groups[-1] else (checkpoint, inputs[-1])
+                tied = f"{' and '.join(sorted(group))} are tied in {one.path} and not in {other.path}"
+                if group in groups[-1] and not _equal([(checkpoint, name) for name in sorted(group)]):
+                    found.apart |= group
                 found.notes.append(
-                    f"{' and '.join(sorted(group))} share memory in {one.path} and not in {other.path}; "
-                    "they do in the merge if their means are equal"
+                    f"{tied}; in the merge they are {'not ' * (one is checkpoint or group <= found.apart)}tied"
                 )
 
 

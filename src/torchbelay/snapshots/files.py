@@ -74,6 +74,17 @@ def read_bytes(file: IO[bytes], into: memoryview) -> None:
         done += count
 
 
+def reserve(path: Path, size: int) -> None:
+    """Make a file of a size and reserve its room on the disk, if the system can.
+
+    Writing to memory that is mapped to a file ends the process if the disk is full; this raises an error before.
+    """
+    with open(path, "ab") as file:
+        os.truncate(path, size)
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+
+
 def write_bytes(file: IO[bytes], data: memoryview) -> None:
     """Write all of the memory to a file."""
     done = 0

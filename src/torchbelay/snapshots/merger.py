@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +46,7 @@ class Merged:
 
 
 def merge(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Iterable[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     weights: str | Sequence[float] = "uniform",
     *,
@@ -87,14 +87,14 @@ class Merge:
 
     def __init__(
         self,
-        paths: Sequence[str | os.PathLike[str]],
+        paths: Iterable[str | os.PathLike[str]],
         weights: str | Sequence[float] = "uniform",
         *,
         normalize: bool = False,
         key: str | None = None,
         precision: Precision = "float32",
     ) -> None:
-        if isinstance(paths, str | os.PathLike) or not paths:
+        if isinstance(paths, str | os.PathLike) or not (paths := list(paths)):
             raise ValueError(f"paths={paths!r} is not a list of checkpoints; give them from the oldest to the newest")
         arguments.one_of("precision", precision, ("float32", "float64"))
         self.precision = getattr(torch, precision)
@@ -142,7 +142,8 @@ class Merge:
             given = Path(os.path.realpath(checkpoint.path))
             if given.is_relative_to(path):
                 raise ValueError(f"out={os.fspath(out)!r} is or holds the checkpoint {given}; give another place")
-        if path.exists() and not overwrite:
+        empty = path.is_dir() and not any(path.iterdir())
+        if path.exists() and not empty and not overwrite:
             raise FileExistsError(f"out={os.fspath(out)!r} exists; give another name, or overwrite=True (--overwrite)")
         if self.last.path.is_dir():
             if path.is_file():
@@ -187,7 +188,7 @@ class Merge:
         about = {"torchbelay_merge": json.dumps(self._about())}
         folder = self.last.path.is_dir()
         with replacing_folder(out) if folder else replacing(out) as temporary:
-            with self.last.output(temporary, about) as output:
+            with self.last.output(temporary, about, self.found.apart) as output:
                 begin = partial(self._worker, output)
                 stream(tasks, begin, threads=threads or self._usual_threads(), progress=progress)
             for file in self.last.companions if folder else ():

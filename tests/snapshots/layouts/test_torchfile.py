@@ -1,7 +1,9 @@
 """Files of torch.save: what is found in them, what is refused, and what a file that is written like them keeps."""
 
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,13 @@ from torch import nn
 from torchbelay.snapshots import open_checkpoint
 
 
-def doubled(path: Path, out: Path, key: str | None = None) -> object:
+def doubled(path: Path, out: Path, key: str | None = None) -> Any:
     """Write a file like the one at `path` with all weights doubled, and load it."""
     with open_checkpoint(path, key=key) as checkpoint, checkpoint.output(out, {}) as output:
         for name in checkpoint.names:
             output.write(name, checkpoint.read(name) * 2)
+    with zipfile.ZipFile(out) as archive:
+        assert archive.testzip() is None  # checksums, which torch.load ignores
     return torch.load(out, weights_only=True)
 
 
@@ -35,7 +39,7 @@ def test_a_training_checkpoint_keeps_everything_but_its_weights(tmp_path: Path) 
     assert torch.equal(made["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
-def test_tied_weights_stay_tied_if_they_stay_equal(tmp_path: Path) -> None:
+def test_tied_weights_stay_tied_unless_they_are_taken_apart(tmp_path: Path) -> None:
     shared = torch.randn(4, 4)
     torch.save({"a": shared, "b": shared, "c": shared.T, "d": shared.clone()}, tmp_path / "a.pt")
     with open_checkpoint(tmp_path / "a.pt") as checkpoint:
@@ -43,7 +47,10 @@ def test_tied_weights_stay_tied_if_they_stay_equal(tmp_path: Path) -> None:
     made = doubled(tmp_path / "a.pt", tmp_path / "b.pt")
     assert made["a"].data_ptr() == made["b"].data_ptr() != made["d"].data_ptr()
     assert torch.equal(made["c"], 2 * shared.T)
-    with open_checkpoint(tmp_path / "a.pt") as checkpoint, checkpoint.output(tmp_path / "c.pt", {}) as output:
+    with (
+        open_checkpoint(tmp_path / "a.pt") as checkpoint,
+        checkpoint.output(tmp_path / "c.pt", {}, ["a", "b"]) as output,
+    ):
         for name in checkpoint.names:
             output.write(name, checkpoint.read(name) + (name == "b"))
     untied = torch.load(tmp_path / "c.pt")
@@ -74,11 +81,33 @@ def test_a_file_from_before_torch_1_6_is_read(tmp_path: Path) -> None:
         assert torch.equal(checkpoint.read("w"), torch.arange(3.0))
 
 
-def test_large_tensors_wait_in_files_that_do_not_stay(tmp_path: Path) -> None:
-    torch.save({"w": torch.arange(100_000.0)}, tmp_path / "a.pt")
+def test_weights_that_share_memory_with_something_else_get_their_own(tmp_path: Path) -> None:
+    big = torch.arange(100_000.0)
+    model = {"whole": big, "half": big[50_000:], "few": torch.arange(1000.0)[:3]}
+    torch.save({"model": model, "copies": [big, (big[:5],)], "step": 3}, tmp_path / "a.pt")
     made = doubled(tmp_path / "a.pt", tmp_path / "b.pt")
-    assert torch.equal(made["w"], 2 * torch.arange(100_000.0))
+    assert all(torch.equal(made["model"][name], 2 * tensor) for name, tensor in model.items())
+    assert torch.equal(made["copies"][0], big)
+    assert torch.equal(made["copies"][1][0], big[:5])
+    assert made["model"]["few"].untyped_storage().nbytes() == 12
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.pt", "b.pt"]
+
+
+def test_strides_stay_as_they_are(tmp_path: Path) -> None:
+    kernel = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    torch.save({"k": kernel, "t": torch.randn(3, 4).T}, tmp_path / "a.pt")
+    made = doubled(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert torch.equal(made["k"], 2 * kernel)
+    assert (made["k"].stride(), made["t"].stride()) == (kernel.stride(), (1, 4))
+
+
+def test_a_file_that_is_not_written_whole_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(4)}, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        output = checkpoint.output(tmp_path / "b.pt", {})
+        output.write("w", torch.ones(3))
+        with pytest.raises(ValueError, match="not written whole: w; write every element once"):
+            output.finish()
 
 
 def test_key_says_which_entry_holds_the_weights(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Their metadata are pickled, and reading a pickle may run code: open only folders
 """
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class DcpCheckpoint(Checkpoint):
         planner.set_up_planner(state, self.about, is_coordinator=True)
         self.reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
 
-    def output(self, destination: Path, about: Mapping[str, str]) -> Output:
+    def output(self, destination: Path, about: Mapping[str, str], apart: Collection[str] = ()) -> Output:
         """Begin a folder of the same entries, written as by one rank."""
         return _Folder(self, destination)
 

@@ -1,7 +1,7 @@
 """Folders of several models, each in a folder of its own: pipelines of diffusers, modules of sentence-transformers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,9 @@ class Pipeline(Checkpoint):
             tuple(_join(part, name) for name in group) for part, model in self.models.items() for group in model.tied
         )
 
-    def output(self, destination: Path, about: Mapping[str, str]) -> Output:
+    def output(self, destination: Path, about: Mapping[str, str], apart: Collection[str] = ()) -> Output:
         """Begin a folder of the same models."""
-        return _Folders(self, destination, about)
+        return _Folders(self, destination, about, apart)
 
     def scratch_bytes(self) -> int:
         """Return how many bytes the outputs need for a while."""
@@ -72,13 +72,14 @@ def _join(part: str, name: str) -> str:
 
 
 class _Folders(Output):
-    def __init__(self, like: Pipeline, destination: Path, about: Mapping[str, str]) -> None:
+    def __init__(self, like: Pipeline, destination: Path, about: Mapping[str, str], apart: Collection[str]) -> None:
         self.like = like
         self.outputs: dict[str, Output] = {}
         try:
             for part, model in like.models.items():
                 (destination / part).mkdir(exist_ok=True)
-                self.outputs[part] = model.output(destination / part, about)
+                own = [like.places[name][1] for name in apart if like.places[name][0] == part]
+                self.outputs[part] = model.output(destination / part, about, own)
         except BaseException:
             self.close()
             raise

@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,7 +197,7 @@ class SafetensorsCheckpoint(Checkpoint):
         file, position = self.places[name]
         read_bytes(self.handles.at(file, position + start * out.element_size()), buffer(out))
 
-    def output(self, destination: Path, about: Mapping[str, str]) -> Output:
+    def output(self, destination: Path, about: Mapping[str, str], apart: Collection[str] = ()) -> Output:
         """Begin files of the same names and contents in a folder, or one file."""
         return _Files(self, destination, about)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchbelay.snapshots.checkpoint import TensorInfo
+from torchbelay.snapshots.files import reserve
 
 _IN_MEMORY = 1 << 16  # bytes; a smaller tensor is not worth a file
 
@@ -39,6 +40,7 @@ class Scratch:
         if info.nbytes < _IN_MEMORY:
             return torch.empty(info.shape, dtype=info.dtype, device="cpu")
         path = Path(self.folder.name, str(number))
+        reserve(path, info.nbytes)
         tensor = torch.from_file(str(path), shared=True, size=info.numel, dtype=info.dtype, device="cpu").view(
             info.shape
         )

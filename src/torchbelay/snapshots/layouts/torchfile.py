@@ -4,17 +4,22 @@ They are mapped into memory and read without running code (`weights_only=True`).
 that holds more than weights: the weights are then one of its entries, and the rest is carried along.
 """
 
+import mmap
+import os
 import pickle
-from collections.abc import Iterable, Mapping, MutableMapping
+import threading
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.serialization import set_default_mmap_options, skip_data
 
 from torchbelay.snapshots.checkpoint import Checkpoint, Output, TensorInfo
+from torchbelay.snapshots.files import reserve
 
-from .scratch import Scratch
+from .checksums import renew_checksums
 
 
 class TorchCheckpoint(Checkpoint):
@@ -56,13 +61,9 @@ class TorchCheckpoint(Checkpoint):
                 )
         return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
-    def output(self, destination: Path, about: Mapping[str, str]) -> Output:
-        """Begin files of the same entries."""
-        return _Files(self, destination)
-
-    def scratch_bytes(self) -> int:
-        """Return the bytes of all tensors: torch.save wants them at once, so they wait in a file."""
-        return self.nbytes
+    def output(self, destination: Path, about: Mapping[str, str], apart: Collection[str] = ()) -> Output:
+        """Begin files of the same entries. Tied weights stay tied, except those named in `apart`."""
+        return _Files(self, destination, apart)
 
     def close(self) -> None:
         """Unmap the files."""
@@ -138,37 +139,92 @@ def _plain(tensor: Tensor, name: str, file: Path) -> Tensor:
 
 
 class _Files(Output):
-    """Files of torch.save like those of another checkpoint.
+    """Files of torch.save like those of another checkpoint; what is not a weight is kept.
 
-    Tied weights stay tied if their values are equal; what is not a weight is kept.
+    They are saved without the bytes of their tensors and mapped into memory, and then the tensors are written in parts.
     """
 
-    def __init__(self, like: TorchCheckpoint, destination: Path) -> None:
-        self.like = like
-        self.folder = like.path.is_dir()
-        self.destination = destination
-        self.scratch = Scratch(like.tensors, destination if self.folder else destination.parent)
+    def __init__(self, like: TorchCheckpoint, destination: Path, apart: Collection[str]) -> None:
+        if os.name == "nt":
+            raise NotImplementedError("files of torch.save are written in place, which Windows cannot; use safetensors")
+        self.paths = {file: destination / file.name if like.path.is_dir() else destination for file in like.files}
+        self.targets: dict[str, Tensor] = {}
+        self.missing = {name: info.numel for name, info in like.tensors.items()}
+        self.counting = threading.Lock()
+        with torch.inference_mode(False):  # other threads could not write to inference tensors
+            for file, path in self.paths.items():
+                self._begin(file, path, like.key, apart)
+
+    def _begin(self, file: Path, path: Path, key: str | None, apart: Collection[str]) -> None:
+        whole = load(file)
+        state, _ = find_state(whole, key, str(file))
+        _give_memory(state, _tensors(whole), apart)
+        with skip_data():
+            torch.save(whole, path)
+        reserve(path, path.stat().st_size)
+        with set_default_mmap_options(mmap.MAP_SHARED):
+            made = load(path)
+        weights, _ = find_state(made, key, str(path))
+        own = {name: tensor.detach() for name, tensor in weights.items() if isinstance(tensor, Tensor)}
+        ours = {id(tensor) for tensor in weights.values()}
+        for old, new in zip(_tensors(whole), _tensors(made), strict=True):
+            if id(new) not in ours:
+                new.detach().copy_(old.detach())
+        self.targets |= own
 
     def write(self, name: str, values: Tensor, start: int = 0) -> None:
-        """Write elements of a tensor."""
-        self.scratch.write(name, values, start)
+        """Write elements of a tensor, or, if it does not lie in rows, all of them."""
+        target = self.targets[name]
+        if target.is_contiguous():
+            target.view(-1)[start : start + values.numel()].copy_(values.view(-1))
+        else:
+            target.copy_(values.view(target.shape))
+        with self.counting:
+            self.missing[name] -= values.numel()
 
     def finish(self) -> None:
-        """Write the files."""
-        self.scratch.finish()
-        made: dict[str, Tensor] = dict(self.scratch.tensors)
-        for first, *others in self.like.tied:
-            made |= {name: made[first] for name in others if torch.equal(made[name], made[first])}
-        for file in self.like.files:
-            whole = load(file)
-            state, _ = find_state(whole, self.like.key, str(file))
-            for name, old in state.items():
-                if isinstance(old, nn.Parameter):
-                    state[name] = nn.Parameter(made[name], requires_grad=old.requires_grad)
-                elif isinstance(old, Tensor):
-                    state[name] = made[name]
-            torch.save(whole, self.destination / file.name if self.folder else self.destination)
+        """Complete the files."""
+        if missing := [name for name, count in self.missing.items() if count]:
+            raise ValueError(f"not written whole: {', '.join(missing[:3])}; write every element once")
+        self.close()
+        for path in self.paths.values():
+            renew_checksums(path)
 
     def close(self) -> None:
-        """Free the scratch files."""
-        self.scratch.close()
+        """Unmap the files."""
+        self.targets = {}
+
+
+def _give_memory(state: MutableMapping[str, Any], everything: Sequence[Tensor], apart: Collection[str]) -> None:
+    """Replace weights by empty ones if their memory is also that of something else, or larger than they are.
+
+    Tied weights, several names of one tensor, stay tied, except those named in `apart`.
+    """
+    users: dict[int, int] = {}
+    for tensor in everything:
+        users[_memory(tensor)] = users.get(_memory(tensor), 0) + 1
+    groups: dict[object, list[str]] = {}
+    for name, tensor in state.items():
+        if isinstance(tensor, Tensor) and tensor.numel():
+            view = (_memory(tensor), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            groups.setdefault(name if name in apart else view, []).append(name)
+    for names in groups.values():
+        old = state[names[0]]
+        if users[_memory(old)] == len(names) and old.untyped_storage().nbytes() == old.numel() * old.element_size():
+            continue
+        empty = torch.empty(old.shape, dtype=old.dtype, device="cpu")
+        for name in names:
+            parameter = isinstance(state[name], nn.Parameter)
+            state[name] = nn.Parameter(empty, state[name].requires_grad) if parameter else empty
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return all tensors in dicts, lists and tuples, in the order in which they are saved."""
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for item in inner for tensor in _tensors(item)]
