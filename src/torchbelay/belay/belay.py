@@ -15,12 +15,14 @@ from torchbelay.physics.readouts import Readout
 
 from . import checkpoint, company, export, files, modules, shard
 from .average import MAIN, Rule, WholeAverage, as_rule
+from .live_module import make
 from .models import as_given, as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
 from .signals import signals_held
 from .stats import stats
 from .swap import Swap, overwrite
+from .teacher import check_teacher
 from .validate import check_model, check_optimizers
 
 
@@ -165,7 +167,8 @@ class Belay:
         The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
         do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
         average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
-        that have a Python handler wait while weights and average trade places.
+        that have a Python handler wait while weights and average trade places. While somebody holds `module()` or
+        `tensors()` of the average, they do not trade: the weights are set aside.
 
         With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
         weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
@@ -180,20 +183,71 @@ class Belay:
         company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
         self._parts.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
-        reading = self._parts.reading(average, readout)
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, reading=reading)
+        reading, held = self._parts.reading(average, readout), self._parts.live.holds(average)
+        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, held=held, reading=reading)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
                 with signals_held():
-                    member.swap = swap
-                    swap.enter()
+                    member.enter(swap)
                 yield as_given(self._model)
             finally:
                 with signals_held():
                     member.leave()
         finally:
             member.leave()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def module(self, name: str = MAIN, *, into: nn.Module | Iterable[nn.Module] | None = None) -> Any:
+        """Return a module of the model's class that is the average: its parameters share the average's memory.
+
+        It follows every step, `reset()`, `load_state_dict()` and late parameters, for as long as you hold it. It is in
+        eval mode, has no gradients, and pickles and copies as any other module. Parameters that are not averaged share
+        the model's memory. If the average has another dtype than the weights, the module has copies in theirs, which
+        every step renews. Its buffers are its own: with buffers="copy" and "average" every step renews them, with
+        "ignore" they are copied once. Until the average begins (`start`), the module has the model's weights.
+
+        Args:
+            name: of the average.
+            into: a module of your own, built like the model, that becomes the average instead. A sharded model (FSDP2,
+                tensor parallel) needs one, sharded by the same calls.
+
+        If Belay was given several models, this is a list of modules, and so is `into`.
+
+        >>> from torchbelay import Spring
+        >>> model = nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> belay = Belay(model, optimizer, Spring.ema(decay=0.99))
+        >>> teacher, x = belay.module(), torch.ones(4, 3)
+        >>> (model(x) - teacher(x)).square().mean().backward()
+        >>> optimizer.step()
+        >>> torch.equal(teacher.weight, belay.average_state_dict()["weight"])
+        True
+        """
+        self._average(name)
+        origin = self._parts.origin(name, self)
+        if into is None:
+            module = make(origin)
+        else:
+            self._parts.refuse_now("module")
+            module = check_teacher(into, origin)
+        self._parts.live.add_module(origin, module)
+        return as_given(module)
+
+    def tensors(self, name: str = MAIN) -> Mapping[str, Tensor]:
+        """Return the average as a live mapping of names to tensors, which are looked up at each access, not copied.
+
+        The tensors share the average's memory and have its dtype: do not write to them. They go with
+        `torch.func.functional_call(model, dict(belay.tensors()), x)`.
+
+        >>> from torchbelay import Spring
+        >>> belay = Belay(nn.Linear(3, 1), None, Spring.ema(decay=0.99))
+        >>> {name: tuple(tensor.shape) for name, tensor in belay.tensors().items()}
+        {'weight': (1, 3), 'bias': (1,)}
+        """
+        self._average(name)
+        return self._parts.tensors(name)
 
     def _average(self, name: str) -> WholeAverage:
         if name not in self._parts.averages:
