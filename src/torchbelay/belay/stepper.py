@@ -1,5 +1,6 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -54,6 +55,7 @@ class Stepper:
         self._plan: Plan | None = None
         self.carried = False  # whether the optimizer took the averages along in the last step
         self.stepped = False  # whether a step has been seen
+        self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
         self._attached = False
         self._hooks: StepHooks | None = None
 
@@ -244,6 +246,8 @@ class Stepper:
         if self._member.live.modules:
             self.backend.wait()  # for averages in host memory, which the modules read at any time
             self._member.live.follow(moved=True)
+        for observe in self.observers:
+            observe(work)
 
     def update(self, rate: float | None) -> None:
         """Let averages that only follow take in the weights as they are, with this share of them if it is given."""
