@@ -38,6 +38,9 @@ class Held(Protocol):
 
     modules: list[Any]
 
+    def prepare(self) -> None:
+        """Let modules get the parts that their models have got; raises, before anything moves, if one cannot."""
+
     def follow(self, *, moved: bool, part: Mapping[str, WholeAverage] | None = None) -> None:
         """Let modules be what their averages are now; `moved`: weights or averages may have been written to.
 

@@ -65,6 +65,12 @@ class Live:
         self._mappings.add(mapping)
         return mapping
 
+    def prepare(self) -> None:
+        """Let every module get the parts that its model has got; raises, before anything moves, if one cannot."""
+        self.modules = [each for each in self.modules if each.is_alive()]
+        for each in self.modules:
+            each.prepare()
+
     def follow(self, *, moved: bool, part: Mapping[str, WholeAverage] | None = None) -> None:
         """Let every module be what its average is now, and forget those that nobody holds; arguments, see `Held`."""
         self.modules = [each for each in self.modules if each.is_alive()]

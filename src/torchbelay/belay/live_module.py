@@ -92,6 +92,13 @@ class LiveModule:
 
     @torch.inference_mode(False)
     @torch.no_grad()
+    def prepare(self) -> None:
+        """Get the parts that the model has got; parts that cannot be copied raise here, before anything has moved."""
+        if self._known is None or not self._known.is_model():
+            self._renew_parts()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def follow(self, *, moved: bool, part: WholeAverage | None = None, first: bool = False) -> None:
         """Let the module be what the average is now.
 
@@ -109,10 +116,7 @@ class LiveModule:
         """Bind every tensor of the module to what it must be now, and return the parameters; `own`, see `company`."""
         if self._is_sharded:
             self._reshard()
-        parts = self._replica.parts()
-        if parts and not self._replica.is_current():
-            self._renew(parts)
-            parts = self._replica.parts()
+        parts = self._renew_parts()
         entries = {id(e.w1): e for e in self.average.entries.values()}
         binding = _Binding(self._origin.options.home)
         for part, made in parts:
@@ -135,7 +139,11 @@ class LiveModule:
         for made in [whole] if whole is not None else [made for _, made in self._replica.parts()]:
             reshard(made)
 
-    def _renew(self, parts: list[tuple[Part, nn.Module]]) -> None:
+    def _renew_parts(self) -> list[tuple[Part, nn.Module]]:
+        """Return the parts that somebody holds, made anew where the model consists of other parts now."""
+        parts = self._replica.parts()
+        if not parts or self._replica.is_current():
+            return parts
         known: Memo = {}
         for part, made in parts:
             for key, p in part.model._parameters.items():
@@ -150,6 +158,7 @@ class LiveModule:
                 f"average {self.average.name!r} cannot get them ({type(problem).__name__}: {problem}); drop that "
                 "module, and use averaged()"
             ) from problem
+        return self._replica.parts()
 
 
 class _Binding:

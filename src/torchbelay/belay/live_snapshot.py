@@ -35,7 +35,7 @@ class Snapshot:
     ) -> None:
         self._model, self._made = [part.model for part, _ in parts], [part.made for part, _ in parts]
         self._average, self._cohorts = average, average.cohorts
-        self._objects, self._addresses = self._of_model()
+        self._objects, self._addresses = self._objects_now(), self._addresses_now()
         tensors, self._ids, self._places = _of_module([made for _, made in parts])
         index = {id(t): i for i, t in enumerate(tensors)}
         self._writes = [(index[id(t)], source) for t, source in writes]
@@ -53,13 +53,8 @@ class Snapshot:
         cohorts = self._average.cohorts
         if len(cohorts) != len(self._cohorts) or not all(map(is_, cohorts, self._cohorts)):
             return None
-        objects, addresses = self._of_model()
-        if addresses != self._addresses or len(objects) != len(self._objects):
-            return None
-        if self._has_changed():
-            return None
         made = list(map(call, self._made))
-        if None in made or not all(map(is_, objects, self._objects)):
+        if None in made or not self.is_model() or self._addresses_now() != self._addresses or self._has_changed():
             return None
         tensors, ids, places = _of_module(made)
         if ids != self._ids or places != self._places:
@@ -88,12 +83,17 @@ class Snapshot:
         """Whether something was written to that is copied only then."""
         return bool(self._watched) and [t._version for t in self._watched] != self._versions
 
-    def _of_model(self) -> tuple[list[Any], list[int]]:
-        """Return all that the module was made from, and where the parameters are."""
-        parameters = _all(_parameters, self._model)
-        others = _all(_buffers, self._model) + _all(_children, self._model)
-        objects = [*parameters, *others, *map(type, self._model), *self._average.buffers.values()]
-        return objects, [_address(p) for p in parameters if p is not None]
+    def is_model(self) -> bool:
+        """Whether the model, and the averaged buffers, still consist of the same objects."""
+        now = self._objects_now()
+        return len(now) == len(self._objects) and all(map(is_, now, self._objects))
+
+    def _objects_now(self) -> list[Any]:
+        slots = [_all(each, self._model) for each in (_parameters, _buffers, _children)]
+        return [*chain.from_iterable(slots), *map(type, self._model), *self._average.buffers.values()]
+
+    def _addresses_now(self) -> list[int]:
+        return [_address(p) for p in _all(_parameters, self._model) if p is not None]
 
 
 class _Row(NamedTuple):
