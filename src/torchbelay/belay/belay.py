@@ -183,6 +183,7 @@ class Belay:
         company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
         self._parts.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
+        self._parts.live.prepare()
         reading, held = self._parts.reading(average, readout), self._parts.live.holds(average)
         swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, held=held, reading=reading)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.

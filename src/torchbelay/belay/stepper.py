@@ -81,6 +81,8 @@ class Stepper:
         if company.has_several():
             company.refuse_among(self._member, self._averages.parameters.all, "an optimizer step")
             company.refuse_succeeded(self._member, self)
+        if self._member.live.modules:
+            self._member.live.prepare()
         if isinstance(self._state, UnderWay):
             self._clear_away()
         if self._is_phantom():
@@ -223,7 +225,7 @@ class Stepper:
         if not isinstance(state, UnderWay):  # skipped, or attached during the step
             self._state = Idle()
             if self._member.live.modules:
-                self._member.live.follow(moved=True)
+                self._show()
             return
         work = state.work
         work.closed, self.carried = True, work.carried
@@ -244,8 +246,7 @@ class Stepper:
         if not self._averages.began:
             self._averages.begin_when_due()  # if that is stopped, they begin after the next step
         if self._member.live.modules:
-            self.backend.wait()  # for averages in host memory, which the modules read at any time
-            self._member.live.follow(moved=True)
+            self._show()
         for observe in self.observers:
             observe(work)
 
@@ -260,6 +261,12 @@ class Stepper:
         self.look()
         with signals_held():
             self.after()
+
+    def _show(self) -> None:
+        """Let live modules follow. After a step of the first optimizer they look at everything."""
+        self.backend.wait()  # for averages in host memory, which the modules read at any time
+        part = None if self._member.is_first(self) else self._averages.each
+        self._member.live.follow(moved=True, part=part)
 
     # What others ask of it ---------------------------------------------------------------------------------------
 
