@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import optim
+    from . import optim, snapshots
     from .belay import Belay, load_average
     from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
@@ -30,6 +30,7 @@ __all__ = [
     "optim",
     "readouts",
     "schedules",
+    "snapshots",
 ]
 
 # Where the public names live, and the modules that are attributes of the package.
@@ -51,6 +52,7 @@ _MODULES = {
     "physics": "torchbelay.physics",
     "readouts": "torchbelay.physics.readouts",
     "schedules": "torchbelay.physics.schedules",
+    "snapshots": "torchbelay.snapshots",
     "testing": "torchbelay.testing",
 }
 

@@ -51,6 +51,7 @@ class Access:
         company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
         self._parts.follow_model()
         buffers = self._parts.first.averages.began and self._options.buffers != "ignore"
+        self._parts.live.prepare()
         reading, held = self._parts.reading(average, readout), self._parts.live.holds(average)
         swap = Swap(
             self._model, average, self._parts.first.stepper.backend, buffers=buffers, held=held, reading=reading

@@ -135,6 +135,7 @@ class Average:
         self.cohorts: list[Cohort] = []
         self.buffers: dict[str, Tensor] = {}
         self.followers: dict[str, Cohort] = {}  # what moves averaged buffers, by name; a new dict after every change
+        self.changed = False  # whether another method has made a part of its values
 
     def adopt(
         self,
@@ -271,7 +272,7 @@ class Average:
         for e in self.entries.values():
             self.initial.forget(e.w1)
         self.entries, self.cohorts, self._shards = {}, [], []
-        self.buffers, self.followers = {}, {}
+        self.buffers, self.followers, self.changed = {}, {}, False
 
     def restart(self, born: int) -> None:
         """Begin again at the weights as they are."""
@@ -288,7 +289,7 @@ class Average:
             if isinstance(e.method, Remembers):
                 e.method = renewed.setdefault(id(e.method), e.method.fresh())
             e.born = born
-        self.buffers, self.followers = {}, {}
+        self.buffers, self.followers, self.changed = {}, {}, False
         self.regroup()
 
     def follows(self, wanted: Iterable[Wanted]) -> bool:

@@ -316,6 +316,7 @@ class Averages:
                 average.clear()
                 average.adopt(self._wanted[name], born=0, dtype=self._options.dtype)
             checkpoint.restore(average, saved[name], state["step"])
+            average.changed |= saved[name].get("changed") is True
         beginnings.load(self.each, saved)
         if self.began:
             self.fit_buffers()

@@ -177,7 +177,8 @@ class Belay(Access):
 
         Its values and ages stay, so warm-ups do not begin again. Velocities that are new begin at 0, a method that
         remembers learning rates begins without memory, and a parameter that was not averaged at the weights as they
-        are. A CUDA graph that was captured before replays the old method: capture it again.
+        are. A CUDA graph that was captured before replays the old method: capture it again. `snapshots.synthesize` does
+        not use snapshots of the average from then on, whose history no method tells.
         """
         self._parts.refuse_now("change")
         rule = as_rule(method)

@@ -66,7 +66,7 @@ def _apply(part: Part, name: str, rule: Rule, wanted: list[Wanted]) -> None:
         for entry in average.entries.values():
             average.tell(entry.method)
         average.adopt(new, born=part.clock.count, dtype=part.options.dtype)
-        average.followers = _changed_followers(average, followers)
+        average.followers, average.changed = _changed_followers(average, followers), True
         kept = {id(e.w1) for e in averages.entries()}
         for e in before:
             if id(e.w1) not in kept:

@@ -7,7 +7,7 @@ may move or cast the module: then it is a copy that every step renews, until dev
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -23,7 +23,7 @@ from .live_buffers import renew_buffers
 from .live_snapshot import Snapshot
 from .models import Loose
 from .options import Options
-from .replica import Memo, Part, Replica, replicated, without_graphs
+from .replica import Memo, Part, Replica, held, replicated, without_graphs
 from .shard import is_sharded, local, reshard
 
 
@@ -75,7 +75,7 @@ class LiveModule:
 
     def is_alive(self) -> bool:
         """Whether somebody holds the module, or a part of it."""
-        return bool(self._replica.parts())
+        return self._replica.is_alive()
 
     def contains(self, module: nn.Module) -> bool:
         """Whether one of the module's parts is a part of this one too."""
@@ -92,13 +92,21 @@ class LiveModule:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def follow(self, *, moved: bool, first: bool = False) -> None:
+    def prepare(self) -> None:
+        """Get the parts that the model has got; parts that cannot be copied raise here, before anything has moved."""
+        if self._known is None or not self._known.is_model():
+            self._renew_parts()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def follow(self, *, moved: bool, part: WholeAverage | None = None, first: bool = False) -> None:
         """Let the module be what the average is now.
 
-        `moved`: weights or averages may have been written to. `first`: buffers that are copied once are copied now.
+        `moved`: weights or averages may have been written to; only this `part` of the average, if it is given. `first`:
+        buffers that are copied once are copied now.
         """
         own = company.own_tensors()
-        parameters = None if self._known is None or own else self._known.renew()
+        parameters = None if self._known is None or own else self._known.renew(part)
         if parameters is None:
             parameters = self._look(own, first=first)
         if moved:
@@ -108,15 +116,12 @@ class LiveModule:
         """Bind every tensor of the module to what it must be now, and return the parameters; `own`, see `company`."""
         if self._is_sharded:
             self._reshard()
-        parts = self._replica.parts()
-        if parts and not self._replica.is_current():
-            self._renew(parts)
-            parts = self._replica.parts()
+        parts = self._renew_parts()
         entries = {id(e.w1): e for e in self.average.entries.values()}
         binding = _Binding(self._origin.options.home)
         for part, made in parts:
             for key, p in part.model._parameters.items():
-                q = _held(made._parameters, key)
+                q = held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(p) and not is_lazy(q):
                     binding.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
         writes = binding.carry_out(self._origin.regroup)
@@ -134,11 +139,15 @@ class LiveModule:
         for made in [whole] if whole is not None else [made for _, made in self._replica.parts()]:
             reshard(made)
 
-    def _renew(self, parts: list[tuple[Part, nn.Module]]) -> None:
+    def _renew_parts(self) -> list[tuple[Part, nn.Module]]:
+        """Return the parts that somebody holds, made anew where the model consists of other parts now."""
+        parts = self._replica.parts()
+        if not parts or self._replica.is_current():
+            return parts
         known: Memo = {}
         for part, made in parts:
             for key, p in part.model._parameters.items():
-                q = _held(made._parameters, key)
+                q = held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(q):
                     known[id(p)] = q
         try:
@@ -149,6 +158,7 @@ class LiveModule:
                 f"average {self.average.name!r} cannot get them ({type(problem).__name__}: {problem}); drop that "
                 "module, and use averaged()"
             ) from problem
+        return self._replica.parts()
 
 
 class _Binding:
@@ -222,13 +232,6 @@ class _Binding:
         if self._adopted:
             regroup()
         return self._steady
-
-
-def _held(slots: Any, key: str) -> Any:
-    try:
-        return slots[key]  # a scripted module's has no get()
-    except KeyError:
-        return None
 
 
 def _has_address(p: Tensor) -> bool:

@@ -219,7 +219,7 @@ class Parts:
             self.follow_model()
         elif swap.average is average:
             with signals_held():
-                swap.set_aside()
+                self.member.set_aside()
         return average
 
     def _waiting(self, name: str) -> dict[str, Tensor]:

@@ -40,6 +40,10 @@ class Replica:
         made = _by_place(module)
         self._parts = [Part(part, ref(made[at]), _form(part)) for at, part in _by_place(model).items() if at in made]
 
+    def is_alive(self) -> bool:
+        """Whether somebody holds one of the parts."""
+        return any(part.made() is not None for part in self._parts)
+
     def parts(self) -> list[tuple[Part, nn.Module]]:
         """Return the parts that somebody still holds, with their modules; none if the module has been dropped."""
         found = [(part, made) for part in self._parts if (made := part.made()) is not None]
@@ -84,6 +88,14 @@ class Replica:
             return None
         made.training = training
         return Part(model, ref(made), [])
+
+
+def held(slots: Any, key: str) -> Any:
+    """Return what a module has in one of its slots; None if there is no such slot."""
+    try:
+        return slots[key]  # a scripted module's has no get()
+    except KeyError:
+        return None
 
 
 def replicated(model: nn.Module, memo: Memo) -> nn.Module:

@@ -108,7 +108,7 @@ class _Revision:
             **self._made_buffers(),
         }
         self._describe(unchanged)
-        return saved
+        return saved | ({"changed": True} if self._changed else {})
 
     def _weights(self, e: Entry) -> Tensor:
         found = self._found["weights"]
@@ -140,6 +140,7 @@ class _Revision:
         if new:
             self._note(f"{label} begins at the weights as they are, at age 0, for the parameter(s) {some(new)}")
         changed = [e for e in entries.values() if not self._is_new and e.name not in unchanged and e.name not in new]
+        self._changed = bool(changed)
         for was, now in dict.fromkeys((found["methods"][e.name], describe(e.method)) for e in changed):
             self._note(f"the method of {label} was {was} and is {now} from now on: values and ages go on")
         for kind in list(SLOTS)[1:]:
