@@ -64,7 +64,7 @@ class Prepared:
 
 
 def by_hand(steps: int, accumulated: int = 1) -> dict[str, Tensor]:
-    """The average of a plain loop, computed here: AdamW, then Algorithm 1 with its α and β."""
+    """The EMA of a plain loop, computed here."""
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
