@@ -198,7 +198,7 @@ def _listed(parameters: Parameters | nn.Module) -> list[Tensor]:
 
 def _outdated(name: str, value: Any, better: str) -> Any:
     """Take what diffusers still takes, with the warning that diffusers gives."""
-    warnings.warn(f"{name} is deprecated in diffusers; give {better} instead", FutureWarning, stacklevel=4)
+    warnings.warn(f"{name} is deprecated in diffusers; give {better} instead", FutureWarning, stacklevel=3)
     return value
 
 

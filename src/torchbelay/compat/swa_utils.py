@@ -44,6 +44,9 @@ class _ManyEMA(_EMA):
     def __call__(self, averages: Tensors, weights: Tensors, count: Tensor | int) -> None:
         follow_(averages, weights, 1 - self.decay)
 
+    def share(self, count: int) -> float:
+        return 1 - self.decay
+
 
 class _OneEMA(_EMA):
     @torch.no_grad()
@@ -54,7 +57,10 @@ class _OneEMA(_EMA):
 @dataclass(frozen=True)
 class _ManySWA:
     def __call__(self, averages: Tensors, weights: Tensors, count: Tensor | int) -> None:
-        follow_(averages, weights, 1 / (float(count) + 1))
+        follow_(averages, weights, self.share(int(count)))
+
+    def share(self, count: int) -> float:
+        return 1 / (count + 1)
 
 
 @dataclass(frozen=True)
@@ -151,9 +157,7 @@ class AveragedModel(swa_utils.AveragedModel):
             averages, weights, copies, sources = [*averages, *copies], [*weights, *sources], [], []
         count = self._count()
         if count:
-            (averages, weights), (integers, origins) = tensors.part(averages, weights, tensors.are_averaged(averages))
-            self._average([a.detach() for a in averages], [w.detach() for w in weights], count)
-            tensors.copy_(integers, origins)
+            self._average(averages, weights, count)
         else:
             self._fractions = None
             tensors.copy_(averages, weights)
@@ -170,24 +174,32 @@ class AveragedModel(swa_utils.AveragedModel):
         return last[2]
 
     def _average(self, averages: list[Tensor], weights: list[Tensor], count: int) -> None:
-        """Let the function of this average move the averages, of 16-bit ones their float32 copies."""
+        """Move the averages, of 16-bit ones their float32 copies, by the function that was given."""
+        function = self.multi_avg_fn or self.avg_fn or _ManySWA()
         fractions = self._fractions or Fractions()
         moving = fractions.widen(averages)
-        if list(map(_kind, moving)) != list(map(_kind, weights)):
-            weights = [w.to(a.device, a.dtype) for a, w in zip(moving, weights, strict=True)]
-        if self.avg_fn is not None and self.multi_avg_fn is None:
-            counters = {device: self.n_averaged.to(device) for device in {a.device for a in moving}}
-            for a, w in zip(moving, weights, strict=True):
-                a.copy_(self.avg_fn(a, w, counters[a.device]))
+        if isinstance(function, _ManyEMA | _ManySWA):  # their share is a number that the host knows
+            follow_(moving, weights, function.share(count))
         else:
-            function: AverageMany = self.multi_avg_fn or _ManySWA()
-            groups: dict[object, tensors.Pair] = {}
-            for kind, a, w in zip(map(_kind, moving), moving, weights, strict=True):
-                group = groups.setdefault(kind, ([], []))
-                group[0].append(a)
-                group[1].append(w)
-            for group in groups.values():
-                ours = isinstance(function, _ManyEMA | _ManySWA)  # these need no number from the device
-                function(*group, count if ours else self.n_averaged.to(group[0][0].device))
+            (moving, weights), (integers, origins) = tensors.part(moving, weights, tensors.are_averaged(moving))
+            self._call([a.detach() for a in moving], [w.detach() for w in weights])
+            tensors.copy_(integers, origins)
         fractions.round_into(averages)
         self._fractions = fractions
+
+    def _call(self, averages: list[Tensor], weights: list[Tensor]) -> None:
+        """Call `avg_fn` for every tensor, or `multi_avg_fn` for the tensors of every device and dtype."""
+        kinds = list(map(_kind, averages))
+        if kinds != list(map(_kind, weights)):
+            weights = [w.to(device, dtype) for w, (device, dtype) in zip(weights, kinds, strict=True)]
+        groups: dict[tuple[torch.device, torch.dtype], tensors.Pair] = {kind: ([], []) for kind in kinds}
+        for kind, a, w in zip(kinds, averages, weights, strict=True):
+            groups[kind][0].append(a)
+            groups[kind][1].append(w)
+        for (device, _), (some, ends) in groups.items():
+            counter = self.n_averaged.to(device)
+            if self.multi_avg_fn is not None:
+                self.multi_avg_fn(some, ends, counter)
+            elif self.avg_fn is not None:
+                for a, w in zip(some, ends, strict=True):
+                    a.copy_(self.avg_fn(a, w, counter))

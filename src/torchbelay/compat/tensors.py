@@ -60,7 +60,11 @@ def follow_(averages: Sequence[Tensor], weights: Sequence[Tensor], share: float)
     if list(map(_device, averages)) != list(map(_device, weights)):
         weights = [w.to(a.device) for w, a in zip(weights, averages, strict=True)]
     with torch.no_grad():
-        arithmetic.lerp_(averages, weights, share)
+        if list(map(_dtype, averages)) != list(map(_dtype, weights)) and averages[0].device.type == "cpu":
+            for average, weight in zip(averages, weights, strict=True):  # what one needs meanwhile stays in the cache
+                arithmetic.lerp_([average], [weight], share)
+        else:
+            arithmetic.lerp_(averages, weights, share)
 
 
 def copy_(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
@@ -109,6 +113,7 @@ class Fractions:
     def __init__(self) -> None:
         self._copies: list[Tensor] = []
 
+    @torch.no_grad()
     def widen(self, averages: Sequence[Tensor]) -> list[Tensor]:
         """Return the averages to compute with: a float32 copy of each 16-bit one, and the others themselves."""
         if all(wide(dtype) == dtype for dtype in set(map(_dtype, averages))):
@@ -118,15 +123,14 @@ class Fractions:
         if list(map(Tensor.size, self._copies)) != list(map(Tensor.size, narrow)):
             self._copies = start(narrow)
         else:
-            self._copies = [_trusted(c.to(a.device), a) for c, a in zip(self._copies, narrow, strict=True)]
+            self._copies = [c.to(a.device) for c, a in zip(self._copies, narrow, strict=True)]
+            for copy, average in zip(self._copies, narrow, strict=True):
+                same = arithmetic.bits(copy.to(average.dtype)) == arithmetic.bits(average)
+                if same.device.type != "cpu" or not same.all():  # only the host knows without waiting
+                    torch.where(same, copy, average, out=copy)
         copies = iter(self._copies)
         return [a if wide(a.dtype) == a.dtype else next(copies) for a in averages]
 
     def round_into(self, averages: Sequence[Tensor]) -> None:
         """Round the copies into the 16-bit averages that they belong to."""
         copy_([a for a in averages if wide(a.dtype) != a.dtype], self._copies)
-
-
-def _trusted(copy: Tensor, average: Tensor) -> Tensor:
-    """Return the copy where it rounds to the average, and elsewhere the average."""
-    return torch.where(copy.to(average.dtype) == average, copy, average.to(copy.dtype))
