@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import optim
+    from . import optim, snapshots
     from .belay import Belay
-    from .physics import methods, schedules
+    from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
     from .physics.spring import Spring
@@ -27,7 +27,9 @@ __all__ = [
     "UnstableSpringWarning",
     "methods",
     "optim",
+    "readouts",
     "schedules",
+    "snapshots",
 ]
 
 # Where the public names live, and the modules that are attributes of the package.
@@ -46,7 +48,9 @@ _MODULES = {
     "optim": "torchbelay.optim",
     "options": "torchbelay.options",
     "physics": "torchbelay.physics",
+    "readouts": "torchbelay.physics.readouts",
     "schedules": "torchbelay.physics.schedules",
+    "snapshots": "torchbelay.snapshots",
     "testing": "torchbelay.testing",
 }
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torchbelay.ops import arithmetic
 from torchbelay.physics.warnings import warn
 
-from . import buffers, checkpoint, family, modules
+from . import beginnings, buffers, checkpoint, family, modules
 from .average import MAIN, Average, Entry, Wanted
 from .clock import Clock
 from .cohort import Cohort
@@ -46,9 +46,7 @@ class Averages:
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
         self.began = False
         self._wanted: dict[str, list[Wanted]] = {}  # as last found: a model may have changed since
-        self.buffer_slots: dict[
-            str, modules.BufferSlot
-        ] = {}  # where the model had its buffers at the last `fit_buffers()`
+        self.buffer_slots: dict[str, modules.BufferSlot] = {}  # as of the last `fit_buffers()`
 
     def __iter__(self) -> Iterator[Average]:
         return iter(self.each.values())
@@ -167,11 +165,8 @@ class Averages:
         new = [each for each in wanted if id(each.parameter) not in known]
         average.adopt(new, born=self.clock.count, dtype=self._options.dtype)
         if new:
-            _report(
-                f"{len(new)} parameter(s) were added to",
-                new[0].name,
-                f"adopted by {average.name!r} at their present values",
-            )
+            adopted = f"adopted by {average.name!r} at their present values"
+            _report(f"{len(new)} parameter(s) were added to", new[0].name, adopted)
         if gone:
             _report(f"{len(gone)} parameter(s) were taken from", gone[0], f"{average.name!r} averages them no more")
         if average.pulls:
@@ -292,6 +287,7 @@ class Averages:
                 "buffers": kept,
                 "own_buffers": rows if self._options.buffers == "average" else int(bool(present or average.buffers)),
             }
+        beginnings.add(found, self.each, averages)
         return found
 
     def checked(self, state: Mapping[str, Any], names: Names | None = None) -> Checked:
@@ -305,7 +301,9 @@ class Averages:
             name: {each: (b, self._kept_dtype(average.buffers.get(each), b)) for each, b in now.items()}
             for name, average in self.each.items()
         }
-        return Checked(state, checkpoint.checked(state, self._options, expected, homes), parameters, wanted)
+        saved = checkpoint.checked(state, self._options, expected, homes)
+        beginnings.check(self.each, saved, expected)
+        return Checked(state, saved, parameters, wanted)
 
     def load(self, checked: Checked) -> None:
         """Go on from a state that fits."""
@@ -322,6 +320,7 @@ class Averages:
                 average.clear()
                 average.adopt(self._wanted[name], born=0, dtype=self._options.dtype)
             checkpoint.restore(average, saved[name], state["step"])
+        beginnings.load(self.each, saved)
         if self.began:
             self.fit_buffers()
             for name, average in self.each.items():

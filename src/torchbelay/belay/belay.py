@@ -11,15 +11,18 @@ from torch.optim import Optimizer
 
 from torchbelay.physics import arguments
 from torchbelay.physics.method import Method
+from torchbelay.physics.readouts import Readout
 
 from . import checkpoint, company, export, files, modules, shard
 from .average import MAIN, Rule, WholeAverage, as_rule
+from .live_module import make
 from .models import as_given, as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
 from .signals import signals_held
 from .stats import stats
 from .swap import Swap, overwrite
+from .teacher import check_teacher
 from .validate import check_model, check_optimizers
 
 
@@ -39,8 +42,8 @@ class Belay:
             buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
         replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
-            `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
+            `keep_initial`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
     needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
@@ -158,37 +161,94 @@ class Belay:
     # The average -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def averaged(self, name: str = MAIN) -> Iterator[Any]:
+    def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
         """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 
         The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
         do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
         average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
-        that have a Python handler wait while weights and average trade places.
+        that have a Python handler wait while weights and average trade places. While somebody holds `module()` or
+        `tensors()` of the average, they do not trade: the weights are set aside.
+
+        With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
+        weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
         """
         average, member = self._average(name), self._parts.member
         if member.swap is not None:
-            if member.swap.average.name != name:
-                inside = f"averaged({member.swap.average.name!r})"
-                raise RuntimeError(f"averaged({name!r}) inside {inside}: leave that block first")
+            if member.swap.average.name != name or member.swap.readout != readout:
+                inside = _block(member.swap.average.name, member.swap.readout)
+                raise RuntimeError(f"{_block(name, readout)} inside {inside}: leave that block first")
             yield as_given(self._model)
             return
         company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
         self._parts.follow_model()
         buffers = self._averages.began and self._options.buffers != "ignore"
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
+        self._parts.live.prepare()
+        reading, held = self._parts.reading(average, readout), self._parts.live.holds(average)
+        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, held=held, reading=reading)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
                 with signals_held():
-                    member.swap = swap
-                    swap.enter()
+                    member.enter(swap)
                 yield as_given(self._model)
             finally:
                 with signals_held():
                     member.leave()
         finally:
             member.leave()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def module(self, name: str = MAIN, *, into: nn.Module | Iterable[nn.Module] | None = None) -> Any:
+        """Return a module of the model's class that is the average: its parameters share the average's memory.
+
+        It follows every step, `reset()`, `load_state_dict()` and late parameters, for as long as you hold it. It is in
+        eval mode, has no gradients, and pickles and copies as any other module. Parameters that are not averaged share
+        the model's memory. If the average has another dtype than the weights, the module has copies in theirs, which
+        every step renews. Its buffers are its own: with buffers="copy" and "average" every step renews them, with
+        "ignore" they are copied once. Until the average begins (`start`), the module has the model's weights.
+
+        Args:
+            name: of the average.
+            into: a module of your own, built like the model, that becomes the average instead. A sharded model (FSDP2,
+                tensor parallel) needs one, sharded by the same calls.
+
+        If Belay was given several models, this is a list of modules, and so is `into`.
+
+        >>> from torchbelay import Spring
+        >>> model = nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> belay = Belay(model, optimizer, Spring.ema(decay=0.99))
+        >>> teacher, x = belay.module(), torch.ones(4, 3)
+        >>> (model(x) - teacher(x)).square().mean().backward()
+        >>> optimizer.step()
+        >>> torch.equal(teacher.weight, belay.average_state_dict()["weight"])
+        True
+        """
+        self._average(name)
+        origin = self._parts.origin(name, self)
+        if into is None:
+            module = make(origin)
+        else:
+            self._parts.refuse_now("module")
+            module = check_teacher(into, origin)
+        self._parts.live.add_module(origin, module)
+        return as_given(module)
+
+    def tensors(self, name: str = MAIN) -> Mapping[str, Tensor]:
+        """Return the average as a live mapping of names to tensors, which are looked up at each access, not copied.
+
+        The tensors share the average's memory and have its dtype: do not write to them. They go with
+        `torch.func.functional_call(model, dict(belay.tensors()), x)`.
+
+        >>> from torchbelay import Spring
+        >>> belay = Belay(nn.Linear(3, 1), None, Spring.ema(decay=0.99))
+        >>> {name: tuple(tensor.shape) for name, tensor in belay.tensors().items()}
+        {'weight': (1, 3), 'bias': (1,)}
+        """
+        self._average(name)
+        return self._parts.tensors(name)
 
     def _average(self, name: str) -> WholeAverage:
         if name not in self._parts.averages:
@@ -201,11 +261,13 @@ class Belay:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
+    def average_state_dict(
+        self, name: str = MAIN, *, full: bool = False, readout: Readout | None = None
+    ) -> dict[str, Any]:
         """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
 
-        The result loads into an unwrapped model with `load_state_dict(strict=True)`. Tensors have the parameters'
-        dtypes; `state_dict()` has the averages in their own.
+        With a `readout` it is that mixture of weights and average. The result loads into an unwrapped model with
+        `load_state_dict(strict=True)`. Tensors have the parameters' dtypes; `state_dict()` has averages in their own.
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time. Every rank must call; the other ranks get {}.
@@ -214,24 +276,24 @@ class Belay:
         if self._parts.member.swap is None:
             self._parts.follow_model()
         take = shard.gathered if full else modules.copied
-        state = export.with_average(self._model, average, self._parts.member, take)
+        reading = self._parts.reading(average, readout)
+        state = export.with_average(self._model, average, self._parts.member, take, reading)
         return state if not full or shard.is_first_rank() else {}
 
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, readout: Readout | None = None) -> None:
         """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
 
-        The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
-        torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
+        The file holds `average_state_dict(name, full=True, readout=readout)`; its metadata name method, readout, step
+        and the version of torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
         """
         export.require()
         average = self._average(name)
         spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
         if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
             files.destination(path)
-        state = self.average_state_dict(name, full=True)
-        if not shard.is_first_rank():
-            return
-        export.write(path, state, export.about(average, self.step, self._options.start))
+        state = self.average_state_dict(name, full=True, readout=readout)
+        if shard.is_first_rank():
+            export.write(path, state, export.about(average, readout, step=self.step, start=self._options.start))
 
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""
@@ -338,3 +400,7 @@ def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None
             raise ValueError(f"spectators has the name {name!r}; give each a name of its own, other than {MAIN!r}")
         rules[name] = as_rule(watching)
     return rules
+
+
+def _block(name: str, readout: Readout | None) -> str:
+    return f"averaged({name!r})" if readout is None else f"averaged({name!r}, readout={readout!r})"

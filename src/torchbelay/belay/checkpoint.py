@@ -9,6 +9,7 @@ averages
         weights, velocities1, velocities2, buffers      tensors by the parameter's or buffer's name
         own_buffers                                     0 if `buffers` holds zeros that are never read, else 1; for
                                                         averaged buffers a list of [name, method, age, memory]
+        initial                                         with keep_initial=True: w0 that no average before this one has
         methods, ages, memories                         by the parameter's name; methods as `physics.identity` has them
 
 Format 1 is read too. There a method is its repr, and own_buffers is never a list. A state has the same names in both
@@ -107,7 +108,7 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
     torch.distributed.checkpoint reads into an average, and casts, before Belay can check what it read. But first it
     makes sure that every name exists: so another method, dtype or option is refused before anything has changed.
     """
-    facts = dict.fromkeys((f"{name}={value}" for name, value in options.saved().items()), 1)
+    facts = dict.fromkeys(options.facts(), 1)
     for name, average in averages.items():
         own = average["own_buffers"] if isinstance(average["own_buffers"], list) else []
         pairs = [(method, average["weights"][each].dtype) for each, method in average["methods"].items()]
@@ -121,10 +122,7 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
 
 
 def checked(
-    state: Mapping[str, Any],
-    options: Options,
-    expected: Mapping[str, Average],
-    buffers: Mapping[str, Homes],
+    state: Mapping[str, Any], options: Options, expected: Mapping[str, Average], buffers: Mapping[str, Homes]
 ) -> dict[str, Mapping[str, Any]]:
     """Return what a state has of each average; refuse one that does not fit the averages and their buffers."""
     if not isinstance(state, Mapping) or not any(_equal(state.get("format"), known) for known in (1, FORMAT)):
@@ -133,7 +131,7 @@ def checked(
         )
     try:
         _check_options(state["options"], options)
-        _same_names("averages", state["averages"], expected)
+        same_names("averages", state["averages"], expected)
         _whole("step", state["step"])
         for flag in ("ahead", "began"):
             _flag(flag, state[flag])
@@ -204,33 +202,33 @@ def _remembering(method: Any, memory: tuple[float, ...]) -> Any:
 
 
 def _check_options(saved: Mapping[str, Any], options: Options) -> None:
-    for name, now in options.saved().items():
-        if not _equal(_named("options", saved)[name], now):
+    for name, now in ({"keep_initial": False} | options.saved()).items():
+        found = {"keep_initial": False, **_named("options", saved)}[name]  # states of older versions do not have it
+        if not _equal(found, now):
             raise ValueError(
-                f"{name} differs: {saved[name]!r} in the checkpoint, {now!r} here; build Belay with "
-                f"{name}={saved[name]!r}"
+                f"{name} differs: {found!r} in the checkpoint, {now!r} here; build Belay with {name}={found!r}"
             )
 
 
 def _check_average(average: Average, saved: Mapping[str, Any], step: int, version: int) -> None:
     where, entries = f"average {average.name!r}", average.entries
     for kind in ("weights", "ages", "methods"):
-        _same_names(f"{kind} of {where}", saved[kind], entries)
+        same_names(f"{kind} of {where}", saved[kind], entries)
     texts: dict[int, tuple[str, ...]] = {}
     for e in entries.values():
         if id(e.method) not in texts:
             texts[id(e.method)] = _texts(e.method, version)
         _check_method(f"{e.name!r} in {where}", saved["methods"][e.name], texts[id(e.method)])
-        _fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
+        fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
         _check_age(f"{e.name!r}", saved["ages"][e.name], step)
         if isinstance(e.method, Remembers):
             _check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
     for i, (kind, slot) in enumerate(list(SLOTS.items())[1:]):
         swinging = {e.name for e in entries.values() if inertias(e.method)[i] is not None}
-        _same_names(f"{kind} of {where}", saved[kind], swinging)
+        same_names(f"{kind} of {where}", saved[kind], swinging)
         for each in swinging:
             entry = entries[each]
-            _fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
+            fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
 
 
 def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, version: int, *, averaged: bool) -> None:
@@ -241,14 +239,14 @@ def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, v
     """
     if not (averaged and isinstance(saved["own_buffers"], list)):
         _flag("own_buffers", saved["own_buffers"])
-    _same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
+    same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
     for name, tensor in saved["buffers"].items():
         buffer, dtype = buffers[name]
         here = buffer if buffer.dtype == dtype else torch.empty(buffer.shape, dtype=dtype, device="meta")
         casts = isinstance(tensor, Tensor) and is_averaged(tensor) and _casts(tensor.dtype, dtype, version, averaged)
         if casts:
             here = torch.empty(buffer.shape, dtype=tensor.dtype, device="meta")
-        _fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
+        fits(f"buffer {name!r} in average {average.name!r}", tensor, here, spread=buffer)
 
 
 def _casts(found: torch.dtype, here: torch.dtype, version: int, averaged: bool) -> bool:
@@ -263,7 +261,7 @@ def _check_rows(average: Average, found: list[Any], step: int) -> None:
     where = f"average {average.name!r}"
     if not all(isinstance(row, list) and len(row) == 4 and isinstance(row[0], str) for row in found):
         raise ValueError(f"own_buffers of {where} in this state of a Belay is damaged: {found!r}")
-    _same_names(f"averaged buffers of {where}", {row[0]: row for row in found}, average.followers)
+    same_names(f"averaged buffers of {where}", {row[0]: row for row in found}, average.followers)
     for name, text, age, memory in found:
         method = average.followers[name].method
         _check_method(f"buffer {name!r} in {where}", text, _texts(method, FORMAT))
@@ -324,7 +322,8 @@ def _flag(what: str, value: Any) -> None:
         raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is neither 0 nor 1")
 
 
-def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) -> None:
+def fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) -> None:
+    """Refuse what cannot be copied to a tensor that is spread over ranks like `spread`."""
     if not isinstance(saved, Tensor):
         raise ValueError(f"{what} is damaged: {type(saved).__name__} is not a tensor")
     if saved.shape != here.shape:
@@ -345,7 +344,8 @@ def _fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) 
         )
 
 
-def _same_names(what: str, saved: Any, here: Iterable[str]) -> None:
+def same_names(what: str, saved: Any, here: Iterable[str]) -> None:
+    """Refuse names that are not those of this model."""
     _named(what, saved)
     missing, unexpected = sorted(set(here) - set(saved)), sorted(set(saved) - set(here))
     if missing or unexpected:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .checkpoint import damaged
 from .options import Options
 
-_BY_PARAMETER = ("weights", "velocities1", "velocities2", "methods", "ages", "memories")
+_BUFFERS = ("buffers", "own_buffers")  # what a state has of an average that is not by parameter
 _SOME = 2  # of `began`: neither 0 nor 1, so that what follows a single optimizer refuses it
 
 
@@ -33,7 +33,7 @@ def joined(averages: Sequence[Mapping[str, Any]], trained: Sequence[Trained]) ->
     found = {name: dict(saved) for name, saved in first.items()}
     for each in others:
         for name, saved in each.items():
-            found[name] |= {kind: found[name][kind] | saved[kind] for kind in _BY_PARAMETER}
+            found[name] |= {kind: found[name][kind] | saved[kind] for kind in saved if kind not in _BUFFERS}
     begun = {each.began for each in trained}
     return {
         "step": max(each.steps for each in trained),
@@ -122,7 +122,7 @@ def _of(saved: Any, i: int, owners: Mapping[str, int]) -> Any:
     if not isinstance(saved, Mapping):
         return saved
     found = dict(saved) if i == 0 else dict(saved) | {"buffers": {}, "own_buffers": 0}
-    for kind in _BY_PARAMETER:
-        if isinstance(found.get(kind), Mapping):
-            found[kind] = {name: value for name, value in found[kind].items() if owners.get(name, 0) == i}
+    for kind, values in saved.items():
+        if kind not in _BUFFERS and isinstance(values, Mapping):
+            found[kind] = {name: value for name, value in values.items() if owners.get(name, 0) == i}
     return found

@@ -14,6 +14,7 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchbelay.physics.readouts import Readout
 from torchbelay.physics.warnings import warn
 
 from . import company, family, joint, modules
@@ -21,8 +22,13 @@ from .average import MAIN, Average, Entry, Rule, WholeAverage
 from .averages import Averages
 from .clock import Clock
 from .cohort import Cohort
+from .initial import Initial
+from .live import Live, LiveTensors
+from .live_module import Origin
 from .options import Options
 from .parameters import Names
+from .readout import Reading
+from .signals import signals_held
 from .stepper import Stepper
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
@@ -40,10 +46,11 @@ class Part:
         rules: Mapping[str, Rule],
         options: Options,
         member: company.Member,
+        initial: Initial,
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every)
+            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial)
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)
@@ -126,10 +133,11 @@ class Parts:
         rules: Mapping[str, Rule],
         options: Options,
     ) -> None:
-        self._model, self._options, self.member = model, options, company.Member()
+        self._model, self._options, self.live = model, options, Live()
+        self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
         others = replace(options, buffers="ignore")
         self.each = [
-            Part(model, optimizer, rules, others if i else options, self.member)
+            Part(model, optimizer, rules, others if i else options, self.member, self._initial)
             for i, optimizer in enumerate(optimizers)
         ]
         self.first = self.each[0]
@@ -187,6 +195,37 @@ class Parts:
             part.stepper.settle()
         return max(part.clock.count for part in self.each)
 
+    def origin(self, name: str, belay: object) -> Origin:
+        """Return what a live module of an average is made from."""
+        regroup = partial(_regroup, [ref(part.averages) for part in self.each])
+        training = (belay, *(part.optimizer for part in self.each if part.optimizer is not None))
+        return Origin(self._model, self._readable(name), self._options, regroup, tuple(map(ref, training)))
+
+    def tensors(self, name: str) -> LiveTensors:
+        """Return a mapping of an average."""
+        return self.live.add_mapping(self._readable(name), partial(self._waiting, name), self._settle)
+
+    def _readable(self, name: str) -> WholeAverage:
+        """Return an average at whose memory somebody is going to look."""
+        average, swap = self.averages[name], self.member.swap
+        if swap is None:
+            self.follow_model()
+        elif swap.average is average:
+            with signals_held():
+                self.member.set_aside()
+        return average
+
+    def _waiting(self, name: str) -> dict[str, Tensor]:
+        """Return the weights whose average has not begun."""
+        found = [part.averages.wanted()[name] for part in self.each if not part.averages.began]
+        own = company.own_tensors() if found else {}
+        return {each.name: own.get(id(each.parameter), each.parameter) for wanted in found for each in wanted}
+
+    def _settle(self) -> None:
+        """Wait until weights and averages are what the last step, or the last block, has made of them."""
+        self.wait()
+        self.member.settled_swap()
+
     def parameters(self) -> list[Tensor]:
         """Return what the optimizers hold."""
         return [p for part in self.each for p in part.averages.parameters.all]
@@ -233,6 +272,12 @@ class Parts:
                 "from before; call it between two steps"
             )
 
+    def reading(self, average: WholeAverage, readout: Readout | None) -> Reading | None:
+        """Return what a readout makes of an average, before anything changes; None without a readout."""
+        if readout is None:
+            return None
+        return Reading(average, [part.averages for part in self.each], readout, self._initial)
+
     def effective_lrs(self) -> list[tuple[int, float]]:
         """Return groups, counted over all optimizers, with what is left of their learning rates in the long run."""
         found: list[tuple[int, float]] = []
@@ -272,6 +317,7 @@ class Parts:
         for part in self.each:
             part.averages.restart()
             part.stepper.forget_the_step()
+        self.live.follow(moved=True)
         self.remember_weights()
 
     def saved(self) -> dict[str, Any]:
@@ -292,6 +338,13 @@ class Parts:
             part.averages.load(each)
             part.stepper.forget_the_step()
             part.unseen.forget()
+        self.live.follow(moved=True)
+
+
+def _regroup(everyone: list[ref[Averages]]) -> None:
+    for each in everyone:
+        if (averages := each()) is not None:
+            averages.regroup()
 
 
 def _others(one: ref[Averages], everyone: list[ref[Averages]]) -> Iterator[Averages]:
