@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torchbelay.ops import arithmetic
 from torchbelay.physics.warnings import warn
 
-from . import buffers, checkpoint, family, modules
-from .average import MAIN, Average, Entry, Wanted
+from . import buffers, checkpoint, family, modules, revision
+from .average import MAIN, Average, Entry, Rule, Wanted
 from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
@@ -200,6 +200,30 @@ class Averages:
         for average in self:
             average.rename(names)
 
+    def wanted_by(self, name: str, rule: Rule) -> list[Wanted]:
+        """Return what an average would follow by another rule; refuses what cannot be averaged, and changes nothing."""
+        trial = self.each[name].like(rule)
+        wanted = self._parameters_now().wanted([trial])[name]
+        self._new_followers(trial)
+        if self.guard is not None and self.began:
+            known = {id(e.w1) for e in self.each[name].entries.values()}
+            new = [(each.name, each.parameter) for each in wanted if id(each.parameter) not in known]
+            if new:
+                self.guard.check(new)
+        return wanted
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def change(self, name: str, rule: Rule, wanted: list[Wanted]) -> None:
+        """Let an average go on by another rule, which wants these."""
+        average = self.each[name]
+        if self.began:
+            followers = self._new_followers(average.like(rule))
+            new = revision.change(average, wanted)
+            average.adopt(new, born=self.clock.count, dtype=self._options.dtype)
+            average.followers = revision.changed_followers(average, followers)
+        average.rule, self._wanted[name] = rule, wanted
+
     # Learning rates ----------------------------------------------------------------------------------------------
 
     def lr(self, cohort: Cohort) -> float:
@@ -294,8 +318,11 @@ class Averages:
             }
         return found
 
-    def checked(self, state: Mapping[str, Any], names: Names | None = None) -> Checked:
-        """Return a state that fits; refuse one that does not, with nothing changed."""
+    def checked(self, state: Mapping[str, Any], names: Names | None = None, notes: list[str] | None = None) -> Checked:
+        """Return a state that fits; refuse one that does not, with nothing changed.
+
+        With `notes`, a state is made to fit, and what was changed about it is added to them.
+        """
         parameters = self._parameters_now()
         wanted = parameters.wanted(self.each.values(), names)
         self.fit_buffers()
@@ -305,6 +332,8 @@ class Averages:
             name: {each: (b, self._kept_dtype(average.buffers.get(each), b)) for each, b in now.items()}
             for name, average in self.each.items()
         }
+        if notes is not None:
+            state = revision.revised(state, self._options, expected, homes, notes)
         return Checked(state, checkpoint.checked(state, self._options, expected, homes), parameters, wanted)
 
     def load(self, checked: Checked) -> None:
@@ -345,7 +374,7 @@ class Averages:
 
     def _blank(self, average: Average, wanted: list[Wanted], device: str | None = None) -> Average:
         """Return what an average would be if it began now."""
-        blank = Average(average.name, average.rule, pulls=average.pulls, home=average.home, every=average.every)
+        blank = average.like(average.rule)
         blank.adopt(wanted, born=self.clock.count, dtype=self._options.dtype, device=device)
         blank.followers = average.followers if self.began else self._new_followers(average)
         return blank

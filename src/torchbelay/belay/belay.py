@@ -1,7 +1,7 @@
 """The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
@@ -12,13 +12,12 @@ from torch.optim import Optimizer
 from torchbelay.physics import arguments
 from torchbelay.physics.method import Method
 
-from . import checkpoint, company, export, files, modules, shard
+from . import checkpoint, company, export, files, folders, modules, optimizer_state, pretrained, shard, stats
 from .average import MAIN, Rule, WholeAverage, as_rule
 from .models import as_given, as_loose
-from .options import OptionArguments, Options
+from .options import OptionArguments, Options, check_dtype
 from .parts import Parts
 from .signals import signals_held
-from .stats import stats
 from .swap import Swap, overwrite
 from .validate import check_model, check_optimizers
 
@@ -38,7 +37,10 @@ class Belay:
             (name, parameter) -> method, which returns None for a parameter that is not to be averaged. With
             buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
-        replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
+        replace: detach a Belay that pulls these parameters already, or is saved with this optimizer; without it, a
+            second one is refused.
+        save_with_optimizer: let the averages be in what `optimizer.state_dict()` returns, and load them with it. Who
+            saves the optimizer (any trainer, torch.distributed.checkpoint) saves them. No other call is needed.
         **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
             `torchbelay.options.Options`.
 
@@ -67,6 +69,7 @@ class Belay:
         *,
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
+        save_with_optimizer: bool = False,
         **options: Unpack[OptionArguments],
     ) -> None:
         rules = _rules(method, spectators)
@@ -75,7 +78,10 @@ class Belay:
         self._optimizer = self._parts.first.optimizer
         self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
         self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
+        if save_with_optimizer:
+            optimizer_state.check(self._parts, replace=replace)
         self._parts.attach(replace=replace)
+        (optimizer_state.attach if save_with_optimizer else optimizer_state.watch)(self._parts)
 
     @classmethod
     def from_parameters(
@@ -86,6 +92,7 @@ class Belay:
         *,
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
+        save_with_optimizer: bool = False,
         **options: Unpack[OptionArguments],
     ) -> Self:
         """Average tensors without a module: those that were given, and nothing else that the optimizer holds.
@@ -103,7 +110,8 @@ class Belay:
         tensor([0.5000, 0.5000])
         """
         loose = as_loose(params)
-        return cls(loose, optimizer, method, spectators=spectators, replace=replace, **options)
+        how = {"replace": replace, "save_with_optimizer": save_with_optimizer}
+        return cls(loose, optimizer, method, spectators=spectators, **how, **options)
 
     # The step ----------------------------------------------------------------------------------------------------
 
@@ -199,8 +207,6 @@ class Belay:
         self._parts.warn_before_use()
         return self._parts.averages[name]
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
         """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
 
@@ -210,28 +216,71 @@ class Belay:
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time. Every rank must call; the other ranks get {}.
         """
+        state = self._exported(name, shard.gathered if full else modules.copied)
+        return state if not full or shard.is_first_rank() else {}
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _exported(self, name: str, take: Callable[[Tensor], Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
         average = self._average(name)
         if self._parts.member.swap is None:
             self._parts.follow_model()
-        take = shard.gathered if full else modules.copied
-        state = export.with_average(self._model, average, self._parts.member, take)
+        return export.with_average(self._model, average, self._parts.member, take, dtype)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def model_state_dict(self, *, full: bool = False) -> dict[str, Any]:
+        """Return copies of the model's own weights and buffers, also inside `averaged()`, as the plain model has them.
+
+        Sharded tensors stay sharded, unless `full`: see `average_state_dict`.
+        """
+        self._parts.wait()
+        self._parts.member.settled_swap()
+        state = modules.state_dict_with(self._model, company.own_tensors(), shard.gathered if full else modules.copied)
         return state if not full or shard.is_first_rank() else {}
 
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN) -> None:
+    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, dtype: torch.dtype | None = None) -> None:
         """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
 
         The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
-        torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
+        torchbelay. With a sharded or replicated model every rank must call; the first rank writes. `load_average`
+        reads the file.
+
+        `dtype` is that of the floating-point tensors in the file; None: each has the model's. With torch.float32, the
+        average of a 16-bit model is saved as it is kept, unrounded.
         """
-        export.require()
+        export.require("save_average()", "torch.save(belay.average_state_dict(full=True), path)")
+        check_dtype(dtype)
         average = self._average(name)
-        spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
-        if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
+        if shard.is_first_rank() and not self._is_spread():
             files.destination(path)
-        state = self.average_state_dict(name, full=True)
+        state = self._exported(name, shard.gathered, dtype)
         if not shard.is_first_rank():
             return
         export.write(path, state, export.about(average, self.step, self._options.start))
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def save_pretrained(self, folder: str | os.PathLike[str], name: str = MAIN, **how: Any) -> None:
+        """Write the average by the model's own `save_pretrained` (Transformers, diffusers, PEFT), whole or not at all.
+
+        The folder loads with `from_pretrained`. Other files in it stay. `how` is passed on, as `max_shard_size="2GB"`.
+        With a sharded or replicated model every rank must call; the first rank writes.
+        """
+        pretrained.check(self._model, how)
+        average = self._average(name)
+        if not self._is_spread():
+            folders.destination(folder)
+        if self._parts.member.swap is None:
+            self._parts.follow_model()
+        replaced = export.replacement(self._model, average, self._parts.member)
+        replaced = pretrained.gathered(self._model, replaced)
+        if shard.is_first_rank():
+            pretrained.save(self._model, folder, replaced, how)
+
+    def _is_spread(self) -> bool:
+        """Whether ranks gather together: a path that one of them refused before would let the others wait."""
+        return any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
 
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""
@@ -249,6 +298,18 @@ class Belay:
         self._parts.wait()
         self._parts.restart()
 
+    def change(self, method: Method | Rule, name: str = MAIN) -> None:
+        """Let an average go on with another method, as a decay that is larger from now on.
+
+        Its values and ages stay, so warm-ups do not begin again. Velocities that are new begin at 0, a method that
+        remembers learning rates begins without memory, and a parameter that was not averaged at the weights as they
+        are. A CUDA graph that was captured before replays the old method: capture it again.
+        """
+        self._parts.refuse_now("change")
+        rule = as_rule(method)
+        self._average(name)
+        self._parts.change(name, rule)
+
     # Numbers and checkpoints -----------------------------------------------------------------------------------------
 
     @property
@@ -260,15 +321,30 @@ class Belay:
         return self._parts.step
 
     @torch.no_grad()
-    def stats(self) -> dict[str, float | int | str]:
-        """Return numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
+    def stats(self, prefix: str = "") -> dict[str, float | int]:
+        """Return numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate.
 
         "effective_lr" is that of the optimizer's first group, "effective_lr/1", … are those of the others, then those
-        of the next optimizer's groups. If methods
-        differ within a group, the group's first parameter counts. With a sharded model every rank must call.
+        of the next optimizer's groups. If methods differ within a group, the group's first parameter counts. `prefix`
+        is put before every name. With a sharded model every rank must call.
         """
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix={prefix!r} is not a text; give one as 'belay/', or leave it out")
         self._average(MAIN)
-        return stats(self._parts)
+        return {prefix + name: number for name, number in stats.stats(self._parts).items()}
+
+    @property
+    def regime(self) -> str | dict[str, str]:
+        """The kind of motion: a spring's regime, for another method its name; by parameter's name if they differ."""
+        return stats.regimes(self._parts)
+
+    @property
+    def decay(self) -> float | dict[str, float]:
+        """The share 1 − b of itself that the average kept at its last coupling; by parameter's name if they differ.
+
+        Before the first coupling it is that of the first. The warm-ups and schedules of a method show here.
+        """
+        return stats.decays(self._parts)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -297,15 +373,20 @@ class Belay:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a `state_dict()`; a state that does not fit is refused and changes nothing.
 
         A state of one process fits a sharded model too. Shards that another rank saved are refused. Use
         torch.distributed.checkpoint to change the number of ranks.
+
+        With strict=False, another decay, method, dtype, option or set of spectators or parameters is taken, with a
+        warning that says what changed. Values and ages go on. A spectator that is new begins at the checkpoint's
+        average, and a parameter that is new at the weights: load those into the model first. Velocities that are new
+        begin at 0, and a method that changed without memory of past learning rates. Other shapes are refused.
         """
         self._parts.refuse_now("load_state_dict")
         self._parts.wait()
-        self._parts.load(state)
+        self._parts.load(state, strict=strict)
 
     def detach(self) -> None:
         """Remove the hooks: the optimizer is as it was, and the average can still be used."""

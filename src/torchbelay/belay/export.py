@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torchbelay._version import __version__
@@ -12,23 +13,53 @@ from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
 
 from . import company, modules
-from .average import WholeAverage
+from .average import WholeAverage, average_dtype
 from .files import replacing
 from .swapped_buffers import fitting
 
 
 def with_average(
-    model: nn.Module, average: WholeAverage, member: company.Member, take: Callable[[Tensor], Any]
+    model: nn.Module,
+    average: WholeAverage,
+    member: company.Member,
+    take: Callable[[Tensor], Any],
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Return copies of an average and of the rest of its model, wherever weights and averages are at present."""
-    if member.swap is not None and member.swap.average is average:
-        return modules.state_dict_with(model, company.own_weights(but=member), take)
+    """Return copies of an average and of the rest of its model, wherever weights and averages are at present.
+
+    Floating-point tensors get `dtype`, if given, and are not rounded to the model's before.
+    """
+    replaced = replacement(model, average, member, rounded=dtype is None)
+    if dtype is None:
+        return modules.state_dict_with(model, replaced, take)
+    return modules.state_dict_with(model, replaced, lambda t: take(_cast(t, dtype)))
+
+
+def replacement(
+    model: nn.Module, average: WholeAverage, member: company.Member, *, rounded: bool = True
+) -> dict[int, Tensor]:
+    """Return what the model's slots must hold instead of what they hold now, by id, so that the average is in them.
+
+    The tensors have the dtypes of the model's, or, unless `rounded`, those in which the average is kept.
+    """
+    swap = member.swap
+    if swap is not None and swap.average is average:  # the average is in the model, rounded to its dtypes
+        replaced = company.own_weights(but=member)
+        if not rounded:
+            replaced |= {id(e.w1): swap.value(e, average.name) for e in average.entries.values()}
+        return replaced
     replaced = company.own_tensors()  # wherever they are while this or another Belay has an average in the model
-    replaced |= {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
+    replaced |= {id(e.w1): e.w2.to(e.w1.dtype) if rounded else e.w2 for e in average.entries.values()}
     buffers = modules.named_buffers(model)
     for key, value in fitting(average.buffers, buffers).items():
-        replaced[id(buffers[key])] = value.to(buffers[key].dtype)
-    return modules.state_dict_with(model, replaced, take)
+        replaced[id(buffers[key])] = value.to(buffers[key].dtype) if rounded else value
+    return replaced
+
+
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    if not (t.is_floating_point() or t.is_complex()):
+        return t
+    return t.detach().to(average_dtype(t.dtype, dtype))
 
 
 def about(average: WholeAverage, step: int, start: int) -> dict[str, str]:
@@ -50,13 +81,10 @@ def _label(method: Method) -> str:
         return type(method).__qualname__
 
 
-def require() -> None:
-    """Refuse, before anything is gathered or written, if safetensors is not installed."""
+def require(what: str, instead: str) -> None:
+    """Refuse, before anything is gathered, written or read, if safetensors is not installed."""
     if find_spec("safetensors") is None:
-        raise ImportError(
-            "save_average() needs the package safetensors: pip install safetensors; or, without it, "
-            "torch.save(belay.average_state_dict(full=True), path)"
-        )
+        raise ImportError(f"{what} needs the package safetensors: pip install safetensors; or, without it, {instead}")
 
 
 def write(path: str | os.PathLike[str], state: Mapping[str, Any], about: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ so a state fits any optimizers that train the same parameters, in whatever way t
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .checkpoint import damaged
+from .checks import damaged
 from .options import Options
 
 _BUFFERS = ("buffers", "own_buffers")  # what a state has of an average that is not by parameter

@@ -14,11 +14,12 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchbelay.physics.identity import describe
 from torchbelay.physics.warnings import warn
 
-from . import company, family, joint, modules
+from . import checkpoint, company, family, joint, modules
 from .average import MAIN, Average, Entry, Rule, WholeAverage
-from .averages import Averages
+from .averages import Averages, Checked
 from .clock import Clock
 from .cohort import Cohort
 from .options import Options
@@ -80,6 +81,12 @@ class Part:
         names = {e.name: None for e in self.averages.entries()} if self.averages.began else self.wanted_names(None)
         return joint.Trained(self.clock.count, self.averages.began, list(names))
 
+    def load(self, checked: Checked) -> None:
+        """Go on from a state that fits."""
+        self.averages.load(checked)
+        self.stepper.forget_the_step()
+        self.unseen.forget()
+
     def wanted_names(self, names: Names | None) -> dict[str, None]:
         """Return the names of the parameters that averages are to follow, out of those of all parameters."""
         return {each.name: None for wanted in self.averages.wanted(names).values() for each in wanted}
@@ -126,7 +133,8 @@ class Parts:
         rules: Mapping[str, Rule],
         options: Options,
     ) -> None:
-        self._model, self._options, self.member = model, options, company.Member()
+        self.model, self._options, self.member = model, options, company.Member()
+        self.saved_with_optimizer = False
         others = replace(options, buffers="ignore")
         self.each = [
             Part(model, optimizer, rules, others if i else options, self.member)
@@ -145,16 +153,16 @@ class Parts:
     def check(self, *, replace: bool) -> None:
         """Refuse what cannot be averaged, and warn about what will not go well; changes nothing."""
         self._refuse_shared()
-        names = modules.names_by_id(self._model)
+        names = modules.names_by_id(self.model)
         found = [part.averages.wanted(names) for part in self.each]
         for name in self.averages:
             if not any(each[name] for each in found):
                 raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
-        company.refuse_among(self.member, self._model.parameters(), "Belay(...)")
+        company.refuse_among(self.member, self.model.parameters(), "Belay(...)")
         main = [wanted for each in found for wanted in each[MAIN]]
         if not replace:
             company.refuse_second_pull(self.member, pulled_by(main))
-        modules.refuse_clashes(self._model)
+        modules.refuse_clashes(self.model)
         self.first.averages.check_buffers()
         everything = [wanted for each in found for some in each.values() for wanted in some]
         check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
@@ -167,11 +175,11 @@ class Parts:
         for part in self.each:
             for p in part.averages.parameters.all:
                 if (owner := owners.setdefault(id(p), part)) is not part:
-                    family.refuse_shared(self._model, id(p), owner.optimizer, part.optimizer)
+                    family.refuse_shared(self.model, id(p), owner.optimizer, part.optimizer)
 
     def attach(self, *, replace: bool) -> None:
         """Begin the averages, unless they begin later, and follow the optimizers."""
-        names = modules.names_by_id(self._model)
+        names = modules.names_by_id(self.model)
         for part in self.each:
             part.begin(names)  # this may refuse; nothing is attached then
         for part in self.each:
@@ -198,20 +206,23 @@ class Parts:
 
     def follow_model(self) -> None:
         """Follow what changed in the model between two steps: names of parameters, and averaged buffers."""
-        names = modules.names_by_id(self._model)
+        names = modules.names_by_id(self.model)
         for part in self.each:
             part.averages.refresh_names(names)
             part.averages.fit_buffers()
 
     def warn_before_use(self) -> None:
         """Warn before an average is used or saved that never moved although the weights did, or moved in part."""
+        self._warn_of_torn()
+        for part in self.each:
+            part.warn_of_unseen()
+
+    def _warn_of_torn(self) -> None:
         if any(part.stepper.torn for part in self.each):
             warn(
                 "the last step was stopped while weights and averages moved: some of these averages have moved and "
                 "some have not; load a checkpoint by load_state_dict(), or begin again by reset()"
             )
-        for part in self.each:
-            part.warn_of_unseen()
 
     def remember_weights(self) -> None:
         """Take the weights as they are now for those that belong to the averages."""
@@ -226,7 +237,7 @@ class Parts:
     def refuse_now(self, what: str) -> None:
         """Refuse what rewrites weights or averages, inside `averaged()` or in the middle of a step."""
         self.refuse_inside(what)
-        company.refuse_among(self.member, self._model.parameters(), f"{what}()")
+        company.refuse_among(self.member, self.model.parameters(), f"{what}()")
         if any(part.stepper.is_inside for part in self.each):
             raise RuntimeError(
                 f"{what}() inside optimizer.step(), by its closure or a hook: the step would go on with what it took "
@@ -257,6 +268,8 @@ class Parts:
             found.append(f"spectators {', '.join(list(self.averages)[1:])}")
         if len(self.each) > 1:
             found.append(f"{len(self.each)} optimizers")
+        if self.saved_with_optimizer:
+            found.append("saved with its optimizer")
         if self.first.optimizer is None:
             found.append("steps by hand")
         paths = dict.fromkeys(part.stepper.path() for part in self.each)
@@ -274,6 +287,22 @@ class Parts:
             part.stepper.forget_the_step()
         self.remember_weights()
 
+    def change(self, name: str, rule: Rule) -> None:
+        """Let an average go on by another rule; refuses before anything has changed."""
+        wanted = [part.averages.wanted_by(name, rule) for part in self.each]
+        everything = [each for some in wanted for each in some]
+        for method in {id(each.method): each.method for each in everything if self.saved_with_optimizer}.values():
+            describe(method)  # refuses what a checkpoint cannot tell
+        if not everything:
+            raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
+        if name == MAIN:
+            company.refuse_second_pull(self.member, pulled_by(everything))
+            warn_of_rounding(everything, rounding=self._options.rounding)
+            for part, some in zip(self.each, wanted, strict=True):
+                warn_of_feedback(some, part.optimizer)
+        for part, some in zip(self.each, wanted, strict=True):
+            part.averages.change(name, rule, some)
+
     def saved(self) -> dict[str, Any]:
         """Return what a state has of the averages, and the counts of their steps."""
         swap = self.member.swap
@@ -282,16 +311,44 @@ class Parts:
             return joint.joined(averages, [part.trained() for part in self.each])
         return {"step": self.first.clock.count, "began": int(self.first.averages.began), "averages": averages[0]}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; one that does not fit is refused, and changes nothing."""
-        names = modules.names_by_id(self._model)
+    def state_of(self, part: Part, names: dict[int, str]) -> dict[str, Any]:
+        """Return the state of the averages of one optimizer, as a Belay of that one alone would have it.
+
+        `names` are those of the parameters now, by id. Weights that changed without a step are not warned of: those of
+        a model that is being loaded have.
+        """
+        self.wait()
+        if self.member.settled_swap() is None:
+            part.averages.refresh_names(names)
+            part.averages.fit_buffers()
+        self._warn_of_torn()
+        averages = part.averages.saved(self.member.swap, part.stepper.memories)
+        return {
+            "format": checkpoint.FORMAT,
+            "step": part.clock.count,
+            "ahead": 0,
+            "began": int(part.averages.began),
+            "options": part.options.saved(),
+            "made_with": checkpoint.made_with(averages, part.options),
+            "averages": averages,
+        }
+
+    def checked(self, state: Mapping[str, Any], *, strict: bool = True) -> list[Checked]:
+        """Return what each part goes on from; refuse a state that does not fit, or, unless `strict`, make it fit."""
+        names = modules.names_by_id(self.model)
         wanted = [list(part.wanted_names(names)) for part in self.each]
         states = joint.split(state, wanted, [part.options for part in self.each])
-        checked = [part.averages.checked(each, names) for part, each in zip(self.each, states, strict=True)]
+        notes: list[str] | None = None if strict else []
+        checked = [part.averages.checked(each, names, notes) for part, each in zip(self.each, states, strict=True)]
+        if notes:
+            warn(f"this state is of another Belay: {'; '.join(notes)}")
+        return checked
+
+    def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on from a state; one that does not fit is refused, and changes nothing."""
+        checked = self.checked(state, strict=strict)
         for part, each in zip(self.each, checked, strict=True):
-            part.averages.load(each)
-            part.stepper.forget_the_step()
-            part.unseen.forget()
+            part.load(each)
 
 
 def _others(one: ref[Averages], everyone: list[ref[Averages]]) -> Iterator[Averages]:

@@ -1,5 +1,6 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -56,6 +57,7 @@ class Stepper:
         self.stepped = False  # whether a step has been seen
         self._attached = False
         self._hooks: StepHooks | None = None
+        self.at_detach: list[Callable[[], None]] = []  # what else is to be taken off the optimizer
 
     def attach(self) -> None:
         """Follow the optimizer's steps, or wait for steps by hand."""
@@ -67,7 +69,9 @@ class Stepper:
         """Follow no more steps: the optimizer is as it was."""
         if self._hooks is not None and self.optimizer is not None:
             self._hooks.remove(self.optimizer, self)
-        self._attached, self._hooks = False, None
+        for remove in self.at_detach:
+            remove()
+        self._attached, self._hooks, self.at_detach = False, None, []
         self.backend.wait()
         self.forget_the_step()
 
