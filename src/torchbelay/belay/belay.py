@@ -174,17 +174,10 @@ class Belay:
         average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
         that have a Python handler wait while weights and average trade places.
         """
-        average, member = self._average(name), self._parts.member
-        if member.swap is not None:
-            if member.swap.average.name != name:
-                inside = f"averaged({member.swap.average.name!r})"
-                raise RuntimeError(f"averaged({name!r}) inside {inside}: leave that block first")
+        member, swap = self._parts.member, self._swap(name)
+        if swap is None:
             yield as_given(self._model)
             return
-        company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
-        self._parts.follow_model()
-        buffers = self._averages.began and self._options.buffers != "ignore"
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers)
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
@@ -197,6 +190,19 @@ class Belay:
                     member.leave()
         finally:
             member.leave()
+
+    def _swap(self, name: str = MAIN) -> Swap | None:
+        """Return what puts the average into the model; None if the program is in a block in which the model has it."""
+        average, member = self._average(name), self._parts.member
+        if member.swap is not None:
+            if member.swap.average.name != name:
+                inside = f"averaged({member.swap.average.name!r})"
+                raise RuntimeError(f"averaged({name!r}) inside {inside}: leave that block first")
+            return None
+        company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
+        self._parts.follow_model()
+        buffers = self._averages.began and self._options.buffers != "ignore"
+        return Swap(self._model, average, self._stepper.backend, buffers=buffers)
 
     def _average(self, name: str) -> WholeAverage:
         if name not in self._parts.averages:

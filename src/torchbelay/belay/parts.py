@@ -135,6 +135,7 @@ class Parts:
     ) -> None:
         self.model, self._options, self.member = model, options, company.Member()
         self.saved_with_optimizer = False
+        self.weights_ride = False  # an optimizer's state has the model's own weights too: its checkpoints the average
         others = replace(options, buffers="ignore")
         self.each = [
             Part(model, optimizer, rules, others if i else options, self.member)
