@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 		|| { echo "torchbelay needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,lab]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps timm k-diffusion
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps timm k-diffusion trl
 	@touch $@
 
 reproduce: setup ## run the paper's experiments and write report/index.html; some minutes, resumable

@@ -12,7 +12,7 @@ from ._version import __version__ as __version__
 if TYPE_CHECKING:
     from . import optim
     from .belay import Belay, load_average
-    from .physics import methods, schedules
+    from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
     from .physics.spring import Spring
@@ -28,6 +28,7 @@ __all__ = [
     "load_average",
     "methods",
     "optim",
+    "readouts",
     "schedules",
 ]
 
@@ -48,6 +49,7 @@ _MODULES = {
     "optim": "torchbelay.optim",
     "options": "torchbelay.options",
     "physics": "torchbelay.physics",
+    "readouts": "torchbelay.physics.readouts",
     "schedules": "torchbelay.physics.schedules",
     "testing": "torchbelay.testing",
 }

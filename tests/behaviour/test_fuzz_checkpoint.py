@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "a memory": {"method": tb.methods.schedule_free(0.9)},
     "buffers": {"method": EMA, "buffers": "average"},
     "not begun": {"method": EMA, "start": 9},
+    "initial weights": {"method": EMA, "keep_initial": True},
     "several optimizers": {"method": SWINGING, "spectators": {"short": EMA}},
     "several optimizers, buffers": {"method": tb.methods.swa(), "buffers": "average", "start": 2},
 }

@@ -265,6 +265,24 @@ def test_an_average_is_saved_in_any_dtype_and_not_rounded_to_the_models_before(
     assert same(dict(sorted(found.items())), dict(sorted(expected.items())))
 
 
+@pytest.mark.parametrize("inside", [None, "average", "the readout", "short"])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+@pytest.mark.parametrize("model", [torch.float32, torch.bfloat16])
+def test_so_is_a_readout(tmp_path: Path, dtype: torch.dtype | None, model: torch.dtype, inside: str | None) -> None:
+    net, _, belay = trained(model=mlp(model), spectators={"short": tb.Spring.ema(decay=0.5)})
+    kept = belay.state_dict()["averages"]["average"]["weights"]
+    expected = {name: 0.25 * p.detach().double() + 0.75 * kept[name].double() for name, p in net.named_parameters()}
+    readout = tb.readouts.blend(0.75)
+    blocks = {"the readout": {"readout": readout}, "short": {"name": "short"}, "average": {}}
+    with nullcontext() if inside is None else belay.averaged(**blocks[inside]):
+        belay.save_average(tmp_path / "average", readout=readout, dtype=dtype)
+    found = load_file(tmp_path / "average")
+    assert {t.dtype for t in found.values()} == {model if dtype is None else dtype}
+    rough = model == torch.bfloat16 and dtype is None
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name].double(), t, rtol=1e-2 if rough else 1e-6, atol=1e-7)
+
+
 def test_averaged_buffers_are_not_rounded_before_either(tmp_path: Path) -> None:
     _, _, belay = trained(model=with_batchnorm().to(torch.bfloat16), buffers="average")
     belay.save_average(tmp_path / "average", dtype=torch.float32)

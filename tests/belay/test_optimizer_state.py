@@ -32,6 +32,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda ps: torch.optim.SGD(ps, lr=0.05),
     "momentum": lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9),
 }
+SWINGING_ALONE = tb.Spring(k=1.0, m1=float("inf"), m2=20.0, c2=10.0)
 METHODS: dict[str, Any] = {
     "ema": EMA,
     "belay": BELAY,
@@ -312,6 +313,20 @@ def test_with_several_optimizers_each_carries_what_it_trains() -> None:
     assert same(values(other), values(model))
 
 
+def test_initial_weights_go_along_and_what_somebody_holds_follows() -> None:
+    run, again = (Run(EMA, seed=seed, keep_initial=True, start=2) for seed in (0, 5))
+    run.train(range(4))
+    held, tensors = again.belay.module(), again.belay.tensors()
+    again.resume(through_a_file(run.saved()))
+    read = {"readout": tb.readouts.bema()}
+    assert same(dict(again.belay.average_state_dict(**read)), dict(run.belay.average_state_dict(**read)))
+    for each in (run, again):
+        each.train(range(4, 6))
+    for name, t in run.belay.average_state_dict().items():
+        assert torch.equal(held.state_dict()[name], t)
+    assert all(torch.equal(tensors[name], t) for name, t in run.belay.tensors().items())
+
+
 def test_tensors_without_a_module() -> None:
     def made(value: float) -> tuple[Tensor, torch.optim.Optimizer, tb.Belay]:
         weight = torch.full((3,), value, requires_grad=True)
@@ -376,6 +391,7 @@ HOW: dict[str, dict[str, Any]] = {
     "several averages": {"method": SWINGING, "spectators": {"short": tb.methods.ema(0.9, warmup="ratio")}},
     "a memory and buffers": {"method": tb.methods.schedule_free(0.9), "buffers": "average"},
     "not begun": {"method": EMA, "start": 9},
+    "initial weights": {"method": EMA, "keep_initial": True, "spectators": {"short": SWINGING_ALONE}},
 }
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_the_folder_holds_the_average_and_nothing_has_changed(
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.json", "folder", "model.safetensors"]
     assert same(snapshot(model, belay), before)
     assert [id(t) for t in (*model.parameters(), *model.buffers())] == tensors
+
+
+@pytest.mark.parametrize("inside", [None, {}, {"readout": tb.readouts.blend(0.5)}], ids=str)
+def test_a_readout_is_saved_too(tmp_path: Path, inside: dict[str, Any] | None) -> None:
+    _, _, belay = trained()
+    expected = in_order(belay.average_state_dict(readout=tb.readouts.blend(0.5)))
+    assert not same(expected, in_order(belay.average_state_dict()))
+    with nullcontext() if inside is None else belay.averaged(**inside):
+        belay.save_pretrained(tmp_path / "folder", readout=tb.readouts.blend(0.5))
+    assert same(in_order(load_file(tmp_path / "folder" / "model.safetensors")), expected)
 
 
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {

@@ -186,6 +186,23 @@ def test_an_average_that_had_not_begun_begins_at_the_weights_after_the_next_step
     assert belay.state_dict()["began"] == 1
 
 
+def test_initial_weights_go_along_or_are_taken_to_be_those_of_the_average() -> None:
+    _, weights, state = saved(EMA, keep_initial=True)
+    w0 = kept(state)["initial"]
+    _, _, belay = resumed(
+        tb.methods.swa(), weights, state, "is swa(", keep_initial=True, dtype=torch.float64, spectators={"new": EMA}
+    )
+    assert same(kept(belay.state_dict())["initial"], {name: t.double() for name, t in w0.items()})
+    _, _, without = resumed(EMA, weights, state, "keep_initial was True and is False from now on")
+    assert "initial" not in kept(without.state_dict())
+    _, weights, state = saved(EMA)
+    _, _, added = resumed(
+        EMA, weights, state, "the initial weights of '0.bias', '0.weight', '2.bias', '2.weight' are taken to be those",
+        keep_initial=True,
+    )  # fmt: skip
+    assert same(kept(added.state_dict())["initial"], kept(state)["weights"])
+
+
 # Buffers -----------------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +408,42 @@ def test_parameters_come_and_go_by_the_new_rule() -> None:
     assert torch.equal(kept(belay.state_dict())["weights"]["0.bias"], model[0].bias)
     train(model, optimizer, 1, first=2)
     assert belay.step == 3
+
+
+def test_initial_weights_stay_while_an_average_has_the_parameter() -> None:
+    model, optimizer, belay = attached(EMA, keep_initial=True, spectators={"short": EMA})
+    w0 = copy.deepcopy(kept(belay.state_dict())["initial"])
+    train(model, optimizer, 2)
+
+    def weights_alone(name: str, p: Tensor) -> Any:
+        return SLOW if "weight" in name else None
+
+    belay.change(weights_alone)
+    found = belay.state_dict()
+    assert same(kept(found)["initial"] | kept(found, "short")["initial"], {name: w0[name] for name in (
+        "0.weight", "2.weight", "0.bias", "2.bias")})  # fmt: skip
+    belay.change(weights_alone, "short")
+    belay.change(EMA)  # no average had the biases for a moment: theirs begin again at the weights
+    assert same(kept(belay.state_dict())["initial"]["0.bias"], model[0].bias.detach())
+    assert same(kept(belay.state_dict())["initial"]["0.weight"], w0["0.weight"])
+
+
+def test_what_somebody_holds_follows_a_change() -> None:
+    model, optimizer, belay = attached(EMA, model=with_batchnorm(), buffers="average")
+    train(model, optimizer, 2)
+    held, tensors = belay.module(), belay.tensors()
+    memory = held[0].weight.data_ptr()
+    belay.change(lambda name, p: tb.methods.swa() if name != "3.bias" else None)
+    assert held[0].weight.data_ptr() == memory
+    assert "3.bias" not in tensors
+    train(model, optimizer, 2, first=2)
+    assert same(values(held), dict(belay.average_state_dict()))
+    state = copy.deepcopy(belay.state_dict())
+    train(model, optimizer, 1, first=4)
+    belay.change(EMA)
+    with pytest.warns(tb.BelayWarning, match="from now on"):
+        belay.load_state_dict(state, strict=False)
+    assert same(values(held), dict(belay.average_state_dict()))
 
 
 def test_late_parameters_keep_their_own_ages_and_memories_apart() -> None:

@@ -112,3 +112,8 @@ def named_parameters(model: nn.Module) -> dict[str, Tensor]:
 def schedule_of(method: Method) -> Schedule | None:
     """All motions of a method in advance, or None if the host must ask the method at every step."""
     return Cohort(method, 0, 0, every=1).schedule
+
+
+def live_modules(belay: Any) -> list[Any]:
+    """The modules that follow an average of this Belay."""
+    return list(belay._parts.live.modules)

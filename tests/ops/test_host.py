@@ -291,6 +291,14 @@ STEPS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "belay, after": ({"method": tb.Spring(k=1.0, m1=10.0, m2=20.0, follow="after")}, torch.float32, 4, 0, 1),
     "velocities": ({"method": SWINGING}, torch.float32, 12, 4, 6),
     "a spectator more": ({"method": EMA, "spectators": {"short": EMA}}, torch.float32, 8, 0, 0),
+    "initial weights": ({"method": EMA, "keep_initial": True}, torch.float32, 8, 0, 0),
+    "initial weights, spectator": (
+        {"method": EMA, "spectators": {"short": EMA}, "keep_initial": True},
+        torch.float32,
+        12,
+        0,
+        0,
+    ),
 }
 
 
@@ -328,6 +336,24 @@ def test_the_memory_of_a_swap(dtype: torch.dtype, copies: int, monkeypatch: pyte
         assert memory.now() == copies * N * dtype.itemsize
     assert memory.peak <= copies * N * dtype.itemsize + SMALL * 4
     assert memory.now() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("readout", [tb.readouts.blend(0.5), tb.readouts.bema()], ids=["blend", "bema"])
+def test_the_memory_of_a_readout(dtype: torch.dtype, readout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the weights, and up to 3 scratch buffers while the mixture is made."""
+    seams.limit_scratch(monkeypatch, SMALL)
+    model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
+    belay = tb.Belay(model, None, EMA, keep_initial=True)
+    with Memory() as memory, belay.averaged(readout=readout):
+        assert memory.now() == N * dtype.itemsize
+    assert N * dtype.itemsize < memory.peak <= N * dtype.itemsize + 3 * SMALL * 4
+    assert memory.now() == 0
+    with Memory() as memory:
+        exported = belay.average_state_dict(readout=readout)
+    assert memory.now() == N * dtype.itemsize
+    assert memory.peak <= N * dtype.itemsize + 3 * SMALL * 4
+    assert len(exported) == N // 50
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,6 +13,7 @@ from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, Remembers, uncalled
 
 from .cohort import Cohort, compounded, inertias, varies
+from .initial import Initial
 from .shard import is_sharded, local, with_local
 
 MAIN = "average"  # the one average that may pull; spectators have names of their own
@@ -116,8 +117,18 @@ class Average:
     beside their parameters, or on the device `home`.
     """
 
-    def __init__(self, name: str, rule: Rule, *, pulls: bool, home: torch.device | None = None, every: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        rule: Rule,
+        *,
+        pulls: bool,
+        home: torch.device | None = None,
+        every: int = 1,
+        initial: Initial | None = None,
+    ) -> None:
         self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
+        self.initial = Initial(kept=False) if initial is None else initial
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
         self.told: dict[int, tuple[Method, str | None]] = {}  # by id: a method, and what it was when it was taken in
@@ -195,6 +206,7 @@ class Average:
                 tensor = getattr(e, slot)
                 if tensor is not None:
                     setattr(e, slot, self._placed(tensor, e.w1))
+            self.initial.follow(e.w1, e.w2)
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             group = None if varies(e.method) in ("never", "step") else e.group
@@ -220,13 +232,13 @@ class Average:
         """Follow the parameters of these entries no more; other averages' entries are ignored."""
         for e in lost:
             if self.entries.get(e.name) is e:
-                del self.entries[e.name]
+                self.initial.forget(self.entries.pop(e.name).w1)
 
     def assign_groups(self, groups: dict[int, int]) -> list[str]:
         """Note the group that each parameter (by id) is in now; drop those in none, and return their names."""
         gone = [e.name for e in self.entries.values() if id(e.w1) not in groups]
         for name in gone:
-            del self.entries[name]
+            self.initial.forget(self.entries.pop(name).w1)
         for e in self.entries.values():
             e.group = groups[id(e.w1)]
         return gone
@@ -256,6 +268,8 @@ class Average:
 
     def clear(self) -> None:
         """Forget everything but the rule."""
+        for e in self.entries.values():
+            self.initial.forget(e.w1)
         self.entries, self.cohorts, self._shards = {}, [], []
         self.buffers, self.followers = {}, {}
 
@@ -267,6 +281,7 @@ class Average:
                 e.w2 = self._placed(e.w1.detach().to(self._home(e.w1), e.w2.dtype, copy=True), e.w1)
                 e.v1, e.v2 = (None if v is None else self.at_rest(e.w2, e.w1) for v in (e.v1, e.v2))
             local(e.w2).copy_(local(e.w1))
+            self.initial.renew(e.w1, e.w2)
             for v in (e.v1, e.v2):
                 if v is not None:
                     local(v).zero_()

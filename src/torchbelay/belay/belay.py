@@ -1,8 +1,6 @@
 """The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, Unpack
 
 import torch
@@ -12,17 +10,18 @@ from torch.optim import Optimizer
 from torchbelay.physics import arguments
 from torchbelay.physics.method import Method
 
-from . import checkpoint, company, export, files, folders, modules, optimizer_state, pretrained, shard, stats
-from .average import MAIN, Rule, WholeAverage, as_rule
-from .models import as_given, as_loose
-from .options import OptionArguments, Options, check_dtype
+from . import checkpoint, optimizer_state, stats
+from .access import Access
+from .average import MAIN, Rule, as_rule
+from .change import change
+from .models import as_loose
+from .options import OptionArguments, Options
 from .parts import Parts
 from .signals import signals_held
-from .swap import Swap, overwrite
 from .validate import check_model, check_optimizers
 
 
-class Belay:
+class Belay(Access):
     """Attach BELAY, EMA or any other averaging method to an optimizer; nothing else to call in the loop.
 
     Args:
@@ -41,8 +40,8 @@ class Belay:
             second one is refused.
         save_with_optimizer: let the averages be in what `optimizer.state_dict()` returns, and load them with it. Who
             saves the optimizer (any trainer, torch.distributed.checkpoint) saves them. No other call is needed.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`; see
-            `torchbelay.options.Options`.
+        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
+            `keep_initial`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
     needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
@@ -163,138 +162,7 @@ class Belay:
         self._averages.parameters.given_lr = None
         self._stepper.update(share)
 
-    # The average -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def averaged(self, name: str = MAIN) -> Iterator[Any]:
-        """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
-
-        The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
-        do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
-        average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
-        that have a Python handler wait while weights and average trade places.
-        """
-        member, swap = self._parts.member, self._swap(name)
-        if swap is None:
-            yield as_given(self._model)
-            return
-        # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
-        try:
-            try:
-                with signals_held():
-                    member.swap = swap
-                    swap.enter()
-                yield as_given(self._model)
-            finally:
-                with signals_held():
-                    member.leave()
-        finally:
-            member.leave()
-
-    def _swap(self, name: str = MAIN) -> Swap | None:
-        """Return what puts the average into the model; None if the program is in a block in which the model has it."""
-        average, member = self._average(name), self._parts.member
-        if member.swap is not None:
-            if member.swap.average.name != name:
-                inside = f"averaged({member.swap.average.name!r})"
-                raise RuntimeError(f"averaged({name!r}) inside {inside}: leave that block first")
-            return None
-        company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
-        self._parts.follow_model()
-        buffers = self._averages.began and self._options.buffers != "ignore"
-        return Swap(self._model, average, self._stepper.backend, buffers=buffers)
-
-    def _average(self, name: str) -> WholeAverage:
-        if name not in self._parts.averages:
-            known = ", ".join(map(repr, self._parts.averages))
-            raise ValueError(f"name={name!r} is no average; choose one of {known}")
-        self._parts.wait()
-        self._parts.member.settled_swap()
-        self._parts.warn_before_use()
-        return self._parts.averages[name]
-
-    def average_state_dict(self, name: str = MAIN, *, full: bool = False) -> dict[str, Any]:
-        """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
-
-        The result loads into an unwrapped model with `load_state_dict(strict=True)`. Tensors have the parameters'
-        dtypes; `state_dict()` has the averages in their own.
-
-        Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
-        at a time. Every rank must call; the other ranks get {}.
-        """
-        state = self._exported(name, shard.gathered if full else modules.copied)
-        return state if not full or shard.is_first_rank() else {}
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _exported(self, name: str, take: Callable[[Tensor], Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
-        average = self._average(name)
-        if self._parts.member.swap is None:
-            self._parts.follow_model()
-        return export.with_average(self._model, average, self._parts.member, take, dtype)
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def model_state_dict(self, *, full: bool = False) -> dict[str, Any]:
-        """Return copies of the model's own weights and buffers, also inside `averaged()`, as the plain model has them.
-
-        Sharded tensors stay sharded, unless `full`: see `average_state_dict`.
-        """
-        self._parts.wait()
-        self._parts.member.settled_swap()
-        state = modules.state_dict_with(self._model, company.own_tensors(), shard.gathered if full else modules.copied)
-        return state if not full or shard.is_first_rank() else {}
-
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, dtype: torch.dtype | None = None) -> None:
-        """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
-
-        The file holds `average_state_dict(name, full=True)`; its metadata name the method, the step and the version of
-        torchbelay. With a sharded or replicated model every rank must call; the first rank writes. `load_average`
-        reads the file.
-
-        `dtype` is that of the floating-point tensors in the file; None: each has the model's. With torch.float32, the
-        average of a 16-bit model is saved as it is kept, unrounded.
-        """
-        export.require("save_average()", "torch.save(belay.average_state_dict(full=True), path)")
-        check_dtype(dtype)
-        average = self._average(name)
-        if shard.is_first_rank() and not self._is_spread():
-            files.destination(path)
-        state = self._exported(name, shard.gathered, dtype)
-        if not shard.is_first_rank():
-            return
-        export.write(path, state, export.about(average, self.step, self._options.start))
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def save_pretrained(self, folder: str | os.PathLike[str], name: str = MAIN, **how: Any) -> None:
-        """Write the average by the model's own `save_pretrained` (Transformers, diffusers, PEFT), whole or not at all.
-
-        The folder loads with `from_pretrained`. Other files in it stay. `how` is passed on, as `max_shard_size="2GB"`.
-        With a sharded or replicated model every rank must call; the first rank writes.
-        """
-        pretrained.check(self._model, how)
-        average = self._average(name)
-        if not self._is_spread():
-            folders.destination(folder)
-        if self._parts.member.swap is None:
-            self._parts.follow_model()
-        replaced = export.replacement(self._model, average, self._parts.member)
-        replaced = pretrained.gathered(self._model, replaced)
-        if shard.is_first_rank():
-            pretrained.save(self._model, folder, replaced, how)
-
-    def _is_spread(self) -> bool:
-        """Whether ranks gather together: a path that one of them refused before would let the others wait."""
-        return any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
-
-    def copy_to_model(self, name: str = MAIN) -> None:
-        """Overwrite the model's weights with the average, for good."""
-        self._parts.refuse_now("copy_to_model")
-        average = self._average(name)
-        self._parts.follow_model()
-        overwrite(self._model, average)
-        self._parts.remember_weights()
+    # Changes -----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -314,7 +182,7 @@ class Belay:
         self._parts.refuse_now("change")
         rule = as_rule(method)
         self._average(name)
-        self._parts.change(name, rule)
+        change(self._parts, name, rule)
 
     # Numbers and checkpoints -----------------------------------------------------------------------------------------
 
@@ -412,7 +280,7 @@ class Belay:
         )
 
     def __repr__(self) -> str:
-        return f"Belay({'; '.join(self._parts.about())})"
+        return f"Belay({'; '.join(stats.about(self._parts))})"
 
 
 def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None) -> dict[str, Rule]:

@@ -9,6 +9,7 @@ averages
         weights, velocities1, velocities2, buffers      tensors by the parameter's or buffer's name
         own_buffers                                     0 if `buffers` holds zeros that are never read, else 1; for
                                                         averaged buffers a list of [name, method, age, memory]
+        initial                                         with keep_initial=True: w0 that no average before this one has
         methods, ages, memories                         by the parameter's name; methods as `physics.identity` has them
 
 Format 1 is read too. There a method is its repr, and own_buffers is never a list. A state has the same names in both
@@ -107,7 +108,7 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
     torch.distributed.checkpoint reads into an average, and casts, before Belay can check what it read. But first it
     makes sure that every name exists: so another method, dtype or option is refused before anything has changed.
     """
-    facts = dict.fromkeys((f"{name}={value}" for name, value in options.saved().items()), 1)
+    facts = dict.fromkeys(options.facts(), 1)
     for name, average in averages.items():
         own = average["own_buffers"] if isinstance(average["own_buffers"], list) else []
         pairs = [(method, average["weights"][each].dtype) for each, method in average["methods"].items()]
@@ -121,10 +122,7 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
 
 
 def checked(
-    state: Mapping[str, Any],
-    options: Options,
-    expected: Mapping[str, Average],
-    buffers: Mapping[str, Homes],
+    state: Mapping[str, Any], options: Options, expected: Mapping[str, Average], buffers: Mapping[str, Homes]
 ) -> dict[str, Mapping[str, Any]]:
     """Return what a state has of each average; refuse one that does not fit the averages and their buffers."""
     if not is_state(state):
@@ -204,12 +202,18 @@ def _remembering(method: Any, memory: tuple[float, ...]) -> Any:
 
 
 def _check_options(saved: Mapping[str, Any], options: Options) -> None:
-    for name, now in options.saved().items():
-        if not equal(named("options", saved)[name], now):
+    for name, (found, now) in options_of(saved, options).items():
+        if not equal(found, now):
             raise ValueError(
-                f"{name} differs: {saved[name]!r} in the checkpoint, {now!r} here; build Belay with "
-                f"{name}={saved[name]!r}, {OR_CHANGE}"
+                f"{name} differs: {found!r} in the checkpoint, {now!r} here; build Belay with {name}={found!r}, "
+                f"{OR_CHANGE}"
             )
+
+
+def options_of(saved: Any, options: Options) -> dict[str, tuple[Any, int | str]]:
+    """Return the options of a state and those that are here, by name; states of older versions do not have them all."""
+    found = {"keep_initial": False, **named("options", saved)}
+    return {name: (found[name], now) for name, now in ({"keep_initial": False} | options.saved()).items()}
 
 
 def _check_average(average: Average, saved: Mapping[str, Any], step: int, version: int) -> None:

@@ -8,7 +8,7 @@ model later, it takes the place of the first, whose steps are refused from then 
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet, ref
 
 from torch import Tensor
@@ -33,11 +33,25 @@ class Stepping(Protocol):
         """Follow no more."""
 
 
+class Held(Protocol):
+    """What users hold of a Belay's averages; it follows them."""
+
+    modules: list[Any]
+
+    def follow(self, *, moved: bool) -> None:
+        """Let modules be what their averages are now; `moved`: weights or averages may have been written to."""
+
+    def shares(self, parameters: set[int]) -> bool:
+        """Whether a module follows an average of a model that has one of these parameters, given by their ids."""
+
+
 class Member:
     """One Belay, as its steppers and other Belays know it."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: Held) -> None:
+        self.live = live
         self.swap: Swap | None = None  # its model holds an average at present
+        self._watching: list[Held] = []  # modules that share weights which a swap puts elsewhere
         self.successors: WeakSet[Member] = WeakSet()  # Belays of other optimizers, made later, that pulled the same
         self._steppers: list[ref[Stepping]] = []  # which hold this: a cycle would keep tensors until it is collected
 
@@ -73,14 +87,31 @@ class Member:
             self.leave()
         return self.swap
 
+    def enter(self, swap: Swap) -> None:
+        """Put an average into the model."""
+        self.swap = swap
+        moved = {id(p) for p in swap.parameters}
+        self._watching = [each.live for each in _members if each.live.modules and each.live.shares(moved)]
+        swap.enter()
+        for live in self._watching:
+            live.follow(moved=False)
+
     def leave(self) -> None:
         """Give the model its weights back, if it does not have them."""
         if self.swap is not None:
             self.swap.undo()
             self.swap = None
+        for live in self._watching:
+            live.follow(moved=False)
+        self._watching = []
 
 
 _members: WeakSet[Member] = WeakSet()
+
+
+def members() -> list[Member]:
+    """Return all Belays."""
+    return list(_members)
 
 
 def has_several() -> bool:

@@ -38,28 +38,40 @@ def _wrapped_under(kind: type) -> str | None:
     return None
 
 
+Attribute = Callable[[type], str | None]
+Found = list[tuple[str, list[str], nn.Module]]
+
+
 def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
     """Yield every unwrapped module as (its clean prefix, the prefixes that lead to it through wrappers, the module)."""
+    found: Found = []
     # remembered for this walk only: a model has many modules of few classes
-    attribute_of: Callable[[type], str | None] = cache(_wrapped_under)
-    found: list[tuple[str, list[str], nn.Module]] = []
-
-    def visit(module: nn.Module, clean: str, spelled: str) -> None:
-        spellings = [spelled]
-        while (attribute := attribute_of(type(module))) is not None:
-            module = getattr(module, attribute)
-            spellings.append(f"{spellings[-1]}{attribute}.")
-        found.append((clean, spellings, module))
-        for name, child in module._modules.items():
-            if child is not None:
-                visit(child, f"{clean}{name}.", f"{spellings[-1]}{name}.")
-
+    attribute_of: Attribute = cache(_wrapped_under)
     if isinstance(root, Several):
         for i, model in enumerate(each_of(root)):
-            visit(model, "", f"{i}.")
+            _visit(model, "", f"{i}.", attribute_of, found)
     else:
-        visit(root, "", "")
+        _visit(root, "", "", attribute_of, found)
     return iter(found)
+
+
+def _visit(module: nn.Module, clean: str, spelled: str, attribute_of: Attribute, found: Found) -> None:
+    # A function inside `walk` would refer to itself, and keep what it found alive until the garbage collector runs.
+    spellings = [spelled]
+    while (attribute := attribute_of(type(module))) is not None:
+        module = getattr(module, attribute)
+        spellings.append(f"{spellings[-1]}{attribute}.")
+    found.append((clean, spellings, module))
+    for name, child in module._modules.items():
+        if child is not None:
+            _visit(child, f"{clean}{name}.", f"{spellings[-1]}{name}.", attribute_of, found)
+
+
+def wrappers(root: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """Return every wrapper with the module that it wraps, at the root and inside; those inside others come first."""
+    attribute_of: Attribute = cache(_wrapped_under)
+    found = [(module, getattr(module, name)) for module in root.modules() if (name := attribute_of(type(module)))]
+    return found[::-1]
 
 
 def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:

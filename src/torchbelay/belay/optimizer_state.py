@@ -42,7 +42,7 @@ from .shard import local, part_for
 _KEY = "torchbelay"
 _PREFIX = f"{_KEY}/"
 _NAME = "_torchbelay_state"  # the attribute of an optimizer that holds what it carries
-_TENSORS = (*checkpoint.SLOTS, "buffers")  # the kinds of tensors in a Belay's state
+_TENSORS = (*checkpoint.SLOTS, "initial", "buffers")  # the kinds of tensors in a Belay's state
 
 _MODEL = ""  # in the place of an average's name: the model itself
 
@@ -135,7 +135,7 @@ class OptimizerState:
     def _add(self, optimizer: Optimizer, found: State) -> State:
         """Return an optimizer's state with the averages in it; what torch made of the live state is not changed."""
         names = modules.names_by_id(self.parts.model)
-        state, homes = self.parts.state_of(self._part, names), _Homes(optimizer, found)
+        state, homes = self._state(names), _Homes(optimizer, found)
         own = {key: dict(each) if isinstance(each, Mapping) else each for key, each in found["state"].items()}
         indices = {names[key]: index for key, index in homes.indices.items() if key in names}
         everything = state["averages"] | ({_MODEL: self._of_model(state)} if self.parts.weights_ride else {})
@@ -165,6 +165,29 @@ class OptimizerState:
         parameters = modules.named_parameters(self.parts.model)
         buffers = {} if self._part.options.buffers == "ignore" else modules.persistent_buffers(self.parts.model)
         return {"weights": {name: parameters[name] for name in state["averages"][MAIN]["weights"]}, "buffers": buffers}
+
+    def _state(self, names: dict[int, str]) -> State:
+        """Return the state of the averages of this optimizer, as a Belay of this one alone would have it.
+
+        `names` are those of the parameters now, by id. Weights that changed without a step are not warned of: those of
+        a model that is being loaded have.
+        """
+        part, parts = self._part, self.parts
+        parts.wait()
+        if parts.member.settled_swap() is None:
+            part.averages.refresh_names(names)
+            part.averages.fit_buffers()
+        parts.warn_of_torn()
+        averages = part.averages.saved(parts.member.swap, part.stepper.memories)
+        return {
+            "format": checkpoint.FORMAT,
+            "step": part.clock.count,
+            "ahead": 0,
+            "began": int(part.averages.began),
+            "options": part.options.saved(),
+            "made_with": checkpoint.made_with(averages, part.options),
+            "averages": averages,
+        }
 
     # Loading -----------------------------------------------------------------------------------------------------
 
@@ -231,6 +254,7 @@ class OptimizerState:
             for name, tensor in some.items():
                 local(here[kind][name]).copy_(part_for(tensor, here[kind][name]))
         self._part.load(self._checked(state))
+        self.parts.live.follow(moved=True)
 
 
 class _Homes:

@@ -32,6 +32,7 @@ class OptionArguments(TypedDict, total=False):
     rounding: Rounding
     on_nonfinite: OnNonfinite
     device: str | torch.device | None
+    keep_initial: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Options:
             kept there, as "cpu" (pinned host memory, for weights on a GPU) or "cuda:1"; averaged buffers stay beside
             the model's. Averages are copied to the weights' device and back, piece by piece; on a GPU beside the next
             forward and backward, and code that writes to weights by hand between two steps must synchronise first.
+        keep_initial: keep a copy of the weights at which the averages began, per parameter, in the dtype of the
+            averages and beside them. Readouts such as `torchbelay.readouts.bema` need it.
 
     >>> Options(every=4).impl
     'auto'
@@ -74,6 +77,7 @@ class Options:
     rounding: Rounding = "nearest"
     on_nonfinite: OnNonfinite = "ignore"
     device: str | torch.device | None = None
+    keep_initial: bool = False
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -87,6 +91,9 @@ class Options:
             raise ValueError(
                 "device='meta' holds no numbers; use None, for averages beside their parameters, or a real device"
             )
+
+        if not isinstance(self.keep_initial, bool):
+            raise TypeError(f"keep_initial={self.keep_initial!r} is neither True nor False")
 
     @cached_property
     def home(self) -> torch.device | None:
@@ -105,5 +112,11 @@ class Options:
             ) from problem
 
     def saved(self) -> dict[str, int | str]:
-        """Return the options that a checkpoint must agree about."""
-        return {"every": self.every, "start": self.start, "buffers": self.buffers}
+        """Return the options that a checkpoint must agree about; `keep_initial` only if it is on."""
+        kept = {"keep_initial": True} if self.keep_initial else {}
+        return {"every": self.every, "start": self.start, "buffers": self.buffers, **kept}
+
+    def facts(self) -> list[str]:
+        """Return these options as names. None of them is also a name without `keep_initial`, if that is on."""
+        kept = ", keep_initial=True" if self.keep_initial else ""
+        return [f"{name}={value}{kept}" for name, value in self.saved().items()]

@@ -14,16 +14,21 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchbelay.physics.identity import describe
+from torchbelay.physics.readouts import Readout
 from torchbelay.physics.warnings import warn
 
-from . import checkpoint, company, family, joint, modules
+from . import company, family, joint, modules
 from .average import MAIN, Average, Entry, Rule, WholeAverage
 from .averages import Averages, Checked
 from .clock import Clock
 from .cohort import Cohort
+from .initial import Initial
+from .live import Live, LiveTensors
+from .live_module import Origin
 from .options import Options
 from .parameters import Names
+from .readout import Reading
+from .signals import signals_held
 from .stepper import Stepper
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
@@ -41,10 +46,11 @@ class Part:
         rules: Mapping[str, Rule],
         options: Options,
         member: company.Member,
+        initial: Initial,
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every)
+            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial)
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)
@@ -133,12 +139,13 @@ class Parts:
         rules: Mapping[str, Rule],
         options: Options,
     ) -> None:
-        self.model, self._options, self.member = model, options, company.Member()
+        self.model, self._options, self.live = model, options, Live()
+        self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
         self.saved_with_optimizer = False
         self.weights_ride = False  # an optimizer's state has the model's own weights too: its checkpoints the average
         others = replace(options, buffers="ignore")
         self.each = [
-            Part(model, optimizer, rules, others if i else options, self.member)
+            Part(model, optimizer, rules, others if i else options, self.member, self._initial)
             for i, optimizer in enumerate(optimizers)
         ]
         self.first = self.each[0]
@@ -196,6 +203,37 @@ class Parts:
             part.stepper.settle()
         return max(part.clock.count for part in self.each)
 
+    def origin(self, name: str, belay: object) -> Origin:
+        """Return what a live module of an average is made from."""
+        regroup = partial(_regroup, [ref(part.averages) for part in self.each])
+        training = (belay, *(part.optimizer for part in self.each if part.optimizer is not None))
+        return Origin(self.model, self._readable(name), self._options, regroup, tuple(map(ref, training)))
+
+    def tensors(self, name: str) -> LiveTensors:
+        """Return a mapping of an average."""
+        return self.live.add_mapping(self._readable(name), partial(self._waiting, name), self._settle)
+
+    def _readable(self, name: str) -> WholeAverage:
+        """Return an average at whose memory somebody is going to look."""
+        average, swap = self.averages[name], self.member.swap
+        if swap is None:
+            self.follow_model()
+        elif swap.average is average:
+            with signals_held():
+                swap.set_aside()
+        return average
+
+    def _waiting(self, name: str) -> dict[str, Tensor]:
+        """Return the weights whose average has not begun."""
+        found = [part.averages.wanted()[name] for part in self.each if not part.averages.began]
+        own = company.own_tensors() if found else {}
+        return {each.name: own.get(id(each.parameter), each.parameter) for wanted in found for each in wanted}
+
+    def _settle(self) -> None:
+        """Wait until weights and averages are what the last step, or the last block, has made of them."""
+        self.wait()
+        self.member.settled_swap()
+
     def parameters(self) -> list[Tensor]:
         """Return what the optimizers hold."""
         return [p for part in self.each for p in part.averages.parameters.all]
@@ -214,11 +252,12 @@ class Parts:
 
     def warn_before_use(self) -> None:
         """Warn before an average is used or saved that never moved although the weights did, or moved in part."""
-        self._warn_of_torn()
+        self.warn_of_torn()
         for part in self.each:
             part.warn_of_unseen()
 
-    def _warn_of_torn(self) -> None:
+    def warn_of_torn(self) -> None:
+        """Warn about a step that was stopped while averages moved."""
         if any(part.stepper.torn for part in self.each):
             warn(
                 "the last step was stopped while weights and averages moved: some of these averages have moved and "
@@ -245,6 +284,12 @@ class Parts:
                 "from before; call it between two steps"
             )
 
+    def reading(self, average: WholeAverage, readout: Readout | None) -> Reading | None:
+        """Return what a readout makes of an average, before anything changes; None without a readout."""
+        if readout is None:
+            return None
+        return Reading(average, [part.averages for part in self.each], readout, self._initial)
+
     def effective_lrs(self) -> list[tuple[int, float]]:
         """Return groups, counted over all optimizers, with what is left of their learning rates in the long run."""
         found: list[tuple[int, float]] = []
@@ -253,28 +298,6 @@ class Parts:
             found += [(before + group, rate) for group, rate in part.effective_lrs().items()]
             before += part.averages.parameters.number_of_groups()
         return found
-
-    def about(self) -> list[str]:
-        """Return what a reader wants to know, in a few words each."""
-        entries = self.averages[MAIN].entries.values()
-        methods = list(dict.fromkeys(repr(e.method) for e in entries))
-        found = [
-            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
-            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
-            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
-        ]
-        if not entries:
-            found = [f"begins after step {self._options.start}"]
-        if len(self.averages) > 1:
-            found.append(f"spectators {', '.join(list(self.averages)[1:])}")
-        if len(self.each) > 1:
-            found.append(f"{len(self.each)} optimizers")
-        if self.saved_with_optimizer:
-            found.append("saved with its optimizer")
-        if self.first.optimizer is None:
-            found.append("steps by hand")
-        paths = dict.fromkeys(part.stepper.path() for part in self.each)
-        return [*found, f"impl={', '.join(paths)!r}", f"step {self.step}"]
 
     # Changes -----------------------------------------------------------------------------------------------------
 
@@ -286,23 +309,8 @@ class Parts:
         for part in self.each:
             part.averages.restart()
             part.stepper.forget_the_step()
+        self.live.follow(moved=True)
         self.remember_weights()
-
-    def change(self, name: str, rule: Rule) -> None:
-        """Let an average go on by another rule; refuses before anything has changed."""
-        wanted = [part.averages.wanted_by(name, rule) for part in self.each]
-        everything = [each for some in wanted for each in some]
-        for method in {id(each.method): each.method for each in everything if self.saved_with_optimizer}.values():
-            describe(method)  # refuses what a checkpoint cannot tell
-        if not everything:
-            raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
-        if name == MAIN:
-            company.refuse_second_pull(self.member, pulled_by(everything))
-            warn_of_rounding(everything, rounding=self._options.rounding)
-            for part, some in zip(self.each, wanted, strict=True):
-                warn_of_feedback(some, part.optimizer)
-        for part, some in zip(self.each, wanted, strict=True):
-            part.averages.change(name, rule, some)
 
     def saved(self) -> dict[str, Any]:
         """Return what a state has of the averages, and the counts of their steps."""
@@ -311,28 +319,6 @@ class Parts:
         if len(self.each) > 1:
             return joint.joined(averages, [part.trained() for part in self.each])
         return {"step": self.first.clock.count, "began": int(self.first.averages.began), "averages": averages[0]}
-
-    def state_of(self, part: Part, names: dict[int, str]) -> dict[str, Any]:
-        """Return the state of the averages of one optimizer, as a Belay of that one alone would have it.
-
-        `names` are those of the parameters now, by id. Weights that changed without a step are not warned of: those of
-        a model that is being loaded have.
-        """
-        self.wait()
-        if self.member.settled_swap() is None:
-            part.averages.refresh_names(names)
-            part.averages.fit_buffers()
-        self._warn_of_torn()
-        averages = part.averages.saved(self.member.swap, part.stepper.memories)
-        return {
-            "format": checkpoint.FORMAT,
-            "step": part.clock.count,
-            "ahead": 0,
-            "began": int(part.averages.began),
-            "options": part.options.saved(),
-            "made_with": checkpoint.made_with(averages, part.options),
-            "averages": averages,
-        }
 
     def checked(self, state: Mapping[str, Any], *, strict: bool = True) -> list[Checked]:
         """Return what each part goes on from; refuse a state that does not fit, or, unless `strict`, make it fit."""
@@ -350,6 +336,13 @@ class Parts:
         checked = self.checked(state, strict=strict)
         for part, each in zip(self.each, checked, strict=True):
             part.load(each)
+        self.live.follow(moved=True)
+
+
+def _regroup(everyone: list[ref[Averages]]) -> None:
+    for each in everyone:
+        if (averages := each()) is not None:
+            averages.regroup()
 
 
 def _others(one: ref[Averages], everyone: list[ref[Averages]]) -> Iterator[Averages]:

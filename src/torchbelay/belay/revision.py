@@ -1,10 +1,11 @@
-"""A change of mind: an average goes on with another method, and a state of another Belay is made to fit this one.
+"""A change of mind: a state of another Belay is made to fit this one.
 
 What is kept: an average's values and its age, so that warm-ups do not begin again. A method that was changed begins
-without memory of past learning rates, and velocities that it did not have begin at 0.
+without memory of past learning rates, and velocities that it did not have begin at 0. `change.py` does the same for a
+live average.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,17 +14,14 @@ from torch import Tensor
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Remembers
 
-from .average import MAIN, Average, Entry, Wanted, key_of
-from .buffers import follower, is_averaged
-from .checkpoint import EMPTY, FORMAT, SLOTS, Homes, is_same_method, is_state
+from .average import MAIN, Average, Entry
+from .buffers import is_averaged
+from .checkpoint import EMPTY, FORMAT, SLOTS, Homes, is_same_method, is_state, options_of
 from .checks import damaged, equal, flag, named, some
-from .cohort import Cohort, inertias
+from .cohort import inertias
 from .options import Options
 
 Saved = Mapping[str, Any]
-
-
-# A state ------------------------------------------------------------------------------------------------------------
 
 
 def revised(
@@ -38,25 +36,46 @@ def revised(
         return state
     try:
         flag("began", state["began"])
-        found = _options_that_differ(named("options", state["options"]), options, began=bool(state["began"]))
+        found = _options_that_differ(state["options"], options, began=bool(state["began"]))
         gone = sorted(named("averages", state["averages"]).keys() - expected.keys())
         found += [f"the spectator(s) {some(gone)} of the checkpoint are dropped"] if gone else []
         notes += [note for note in found if note not in notes]  # several optimizers have these in common
         averages = {
             name: _Revision(state, average, homes[name], options, notes).made() for name, average in expected.items()
         }
+        if options.keep_initial:
+            _add_initial(averages, state["averages"], expected, notes)
         made = {"format": FORMAT, "options": options.saved(), "averages": averages}
     except (KeyError, TypeError, AttributeError) as problem:
         raise damaged(problem) from problem
     return {**state, **made}
 
 
-def _options_that_differ(saved: Saved, options: Options, *, began: bool) -> list[str]:
-    different = {name: now for name, now in options.saved().items() if not equal(saved[name], now)}
-    notes = [f"{name} was {saved[name]!r} and is {now!r} from now on" for name, now in different.items()]
+def _options_that_differ(saved: Any, options: Options, *, began: bool) -> list[str]:
+    different = {name: pair for name, pair in options_of(saved, options).items() if not equal(*pair)}
+    notes = [f"{name} was {was!r} and is {now!r} from now on" for name, (was, now) in different.items()]
     if "start" in different:
         notes.append("the averages have begun and go on" if began else "the averages have not begun yet")
     return notes
+
+
+def _add_initial(
+    made: dict[str, dict[str, Any]], saved: Saved, expected: Mapping[str, Average], notes: list[str]
+) -> None:
+    """Add the weights at which averages began, each in the first average that has the parameter.
+
+    Those that the checkpoint does not have are taken to be the average's present values.
+    """
+    found = {name: w0 for each in saved.values() for name, w0 in named("initial", each.get("initial", {})).items()}
+    seen: set[str] = set()
+    for average, about in made.items():
+        entries = [e for e in expected[average].entries.values() if e.name not in seen]
+        new = sorted(e.name for e in entries if e.name not in found)
+        values = {e.name: found.get(e.name, about["weights"][e.name]) for e in entries}
+        about["initial"] = {e.name: _cast(values[e.name], e.w2.dtype) for e in entries}
+        seen |= {e.name for e in entries}
+        if new:
+            notes.append(f"the initial weights of {some(new)} are taken to be those of {average!r} now")
 
 
 class _Revision:
@@ -180,47 +199,3 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor) or not is_averaged(value) or value.is_complex() is not dtype.is_complex:
         return value
     return value.to(dtype)
-
-
-# A live average -----------------------------------------------------------------------------------------------------
-
-
-def change(average: Average, wanted: Iterable[Wanted]) -> list[Wanted]:
-    """Let an average go on with other methods, and drop parameters that are not wanted; return those that are new.
-
-    Its tensors stay where they are.
-    """
-    known = {id(e.w1): e for e in average.entries.values()}
-    own: dict[tuple[int, int, int], Any] = {}
-    entries: dict[str, Entry] = {}
-    new: list[Wanted] = []
-    for each in wanted:
-        if id(each.parameter) not in known:
-            new.append(each)
-            continue
-        old, method = known[id(each.parameter)], each.method
-        key = (id(method), each.group, old.born)  # a memory is that of one age
-        fresh = own.setdefault(key, method.fresh() if isinstance(method, Remembers) else method)
-        v1, v2 = (
-            None if inertia is None else average.at_rest(old.w2, old.w1) if v is None else v
-            for inertia, v in zip(inertias(method), (old.v1, old.v2), strict=True)
-        )
-        entries[each.name] = Entry(each.name, old.w1, old.w2, v1, v2, fresh, each.group, old.born)
-    average.entries = entries
-    for entry in entries.values():
-        average.tell(entry.method)
-    return new
-
-
-def changed_followers(average: Average, made: Mapping[str, Cohort]) -> dict[str, Cohort]:
-    """Return what moves averaged buffers by other methods, each buffer at the age that it has."""
-    found: dict[str, Cohort] = {}
-    alike: dict[tuple[Any, ...], Cohort] = {}
-    for name, cohort in made.items():
-        born = average.followers[name].born if name in average.followers else cohort.born
-        key = (key_of(cohort.method), born)
-        if key not in alike:
-            method = cohort.method.fresh() if isinstance(cohort.method, Remembers) else cohort.method
-            alike[key] = follower(method, born, average.every)
-        found[name] = alike[key]
-    return found

@@ -1,4 +1,4 @@
-"""Numbers of an average that are worth logging, and the kind and strength of its motion."""
+"""Numbers of an average that are worth logging, the kind and strength of its motion, and a Belay in a few words."""
 
 from typing import TypeVar
 
@@ -49,6 +49,29 @@ def decays(parts: Parts) -> float | dict[str, float]:
                 found[key] = decay(method, age, lr, part.options.every)
             values[name] = found[key]
     return _one_or_all(values)
+
+
+def about(parts: Parts) -> list[str]:
+    """Return what a reader wants to know, in a few words each."""
+    entries = parts.averages[MAIN].entries.values()
+    methods = list(dict.fromkeys(repr(e.method) for e in entries))
+    found = [
+        ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
+        f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
+        f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
+    ]
+    if not entries:
+        found = [f"begins after step {parts.first.options.start}"]
+    if len(parts.averages) > 1:
+        found.append(f"spectators {', '.join(list(parts.averages)[1:])}")
+    if len(parts.each) > 1:
+        found.append(f"{len(parts.each)} optimizers")
+    if parts.saved_with_optimizer:
+        found.append("saved with its optimizer")
+    if parts.first.optimizer is None:
+        found.append("steps by hand")
+    paths = dict.fromkeys(part.stepper.path() for part in parts.each)
+    return [*found, f"impl={', '.join(paths)!r}", f"step {parts.step}"]
 
 
 def _moved(part: Part) -> list[tuple[str, Method, int, int]]:

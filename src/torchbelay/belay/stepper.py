@@ -224,6 +224,8 @@ class Stepper:
         state, self.carried, self.stepped = self._state, False, True
         if not isinstance(state, UnderWay):  # skipped, or attached during the step
             self._state = Idle()
+            if self._member.live.modules:
+                self._member.live.follow(moved=True)
             return
         work = state.work
         work.closed, self.carried = True, work.carried
@@ -243,6 +245,9 @@ class Stepper:
         self._state = Idle()
         if not self._averages.began:
             self._averages.begin_when_due()  # if that is stopped, they begin after the next step
+        if self._member.live.modules:
+            self.backend.wait()  # for averages in host memory, which the modules read at any time
+            self._member.live.follow(moved=True)
 
     def update(self, rate: float | None) -> None:
         """Let averages that only follow take in the weights as they are, with this share of them if it is given."""

@@ -132,8 +132,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         """
         if self._belay is not None and (swap := self._belay._swap()) is not None:
             with signals_held():
-                self._belay._parts.member.swap = swap
-                swap.enter()
+                self._belay._parts.member.enter(swap)
 
     def use_weights(self) -> None:
         """Let the model hold its weights."""
