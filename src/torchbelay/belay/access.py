@@ -41,21 +41,10 @@ class Access:
         With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
         weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
         """
-        average, member = self._average(name), self._parts.member
-        if member.swap is not None:
-            if member.swap.average.name != name or member.swap.readout != readout:
-                inside = _block(member.swap.average.name, member.swap.readout)
-                raise RuntimeError(f"{_block(name, readout)} inside {inside}: leave that block first")
+        member, swap = self._parts.member, self._swap(name, readout)
+        if swap is None:
             yield as_given(self._model)
             return
-        company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
-        self._parts.follow_model()
-        buffers = self._parts.first.averages.began and self._options.buffers != "ignore"
-        self._parts.live.prepare()
-        reading, held = self._parts.reading(average, readout), self._parts.live.holds(average)
-        swap = Swap(
-            self._model, average, self._parts.first.stepper.backend, buffers=buffers, held=held, reading=reading
-        )
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
@@ -67,6 +56,22 @@ class Access:
                     member.leave()
         finally:
             member.leave()
+
+    def _swap(self, name: str = MAIN, readout: Readout | None = None) -> Swap | None:
+        """Return what puts the average into the model; None if the program is in a block in which the model has it."""
+        average, member = self._average(name), self._parts.member
+        if member.swap is not None:
+            if member.swap.average.name != name or member.swap.readout != readout:
+                inside = _block(member.swap.average.name, member.swap.readout)
+                raise RuntimeError(f"{_block(name, readout)} inside {inside}: leave that block first")
+            return None
+        company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
+        self._parts.follow_model()
+        buffers = self._parts.first.averages.began and self._options.buffers != "ignore"
+        self._parts.live.prepare()
+        reading, held = self._parts.reading(average, readout), self._parts.live.holds(average)
+        backend = self._parts.first.stepper.backend
+        return Swap(self._model, average, backend, buffers=buffers, held=held, reading=reading)
 
     @torch.inference_mode(False)
     @torch.no_grad()

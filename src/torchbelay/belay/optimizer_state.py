@@ -6,6 +6,9 @@ state[i]["torchbelay/AVERAGE/KIND/NAME"]    a tensor; KIND is that of a Belay's 
 param_groups[g]["torchbelay"]               all numbers and names, as a text in JSON
 param_groups[g]["torchbelay/FACT"]          1; what must be the same in the Belay that loads, as `checkpoint.made_with`
 
+With `Parts.weights_ride` the model's own weights and buffers are there too, under the empty name of an AVERAGE, for
+trainers whose checkpoints of the model are the average. A state that has them is loaded with them, by any Belay.
+
 A tensor is in the state of its own parameter, except buffers, and averages of parameters that are frozen or have no
 state: these are with the first parameter that is neither. torch.distributed.checkpoint drops the state of frozen
 parameters on loading, and Adam takes a parameter that has any state for one that has Adam's.
@@ -29,17 +32,22 @@ from torch.optim import Optimizer
 from torchbelay.physics.identity import describe
 from torchbelay.physics.warnings import warn
 
-from . import checkpoint, modules
+from . import checkpoint, company, modules
+from .average import MAIN
 from .averages import Checked
-from .checks import damaged
+from .checks import damaged, fits, same_names
 from .parts import Part, Parts
+from .shard import local, part_for
 
 _KEY = "torchbelay"
 _PREFIX = f"{_KEY}/"
 _NAME = "_torchbelay_state"  # the attribute of an optimizer that holds what it carries
 _TENSORS = (*checkpoint.SLOTS, "initial", "buffers")  # the kinds of tensors in a Belay's state
 
+_MODEL = ""  # in the place of an average's name: the model itself
+
 State = dict[str, Any]
+Named = dict[str, dict[str, Tensor]]  # tensors by kind and name
 
 
 def check(parts: Parts, *, replace: bool) -> None:
@@ -106,7 +114,7 @@ class OptimizerState:
 
     def __init__(self, parts: Parts, part: Part, optimizer: Optimizer) -> None:
         self.parts, self._part, self._optimizer = parts, part, optimizer
-        self._loading: State | None = None  # a state that is known to fit, while torch loads the rest
+        self._loading: tuple[State, Named] | None = None  # what is known to fit, while torch loads the rest
         self._handles = [
             optimizer.register_state_dict_post_hook(self._add),
             optimizer.register_load_state_dict_pre_hook(self._take),
@@ -130,7 +138,8 @@ class OptimizerState:
         state, homes = self._state(names), _Homes(optimizer, found)
         own = {key: dict(each) if isinstance(each, Mapping) else each for key, each in found["state"].items()}
         indices = {names[key]: index for key, index in homes.indices.items() if key in names}
-        for average, saved in state["averages"].items():
+        everything = state["averages"] | ({_MODEL: self._of_model(state)} if self.parts.weights_ride else {})
+        for average, saved in everything.items():
             for kind in _TENSORS:
                 for name, tensor in saved.get(kind, {}).items():
                     index = homes.carrier if kind == "buffers" else indices.get(name, homes.carrier)
@@ -140,6 +149,22 @@ class OptimizerState:
         groups = list(found["param_groups"])
         groups[homes.group] = {**groups[homes.group], _KEY: text, **facts}
         return {**found, "state": own, "param_groups": groups}
+
+    def _of_model(self, state: State) -> Named:
+        """Return the model's own weights that are averaged, and its buffers, wherever they are now."""
+        here, elsewhere = self._homes_of(state), company.own_tensors()
+        return {
+            kind: {
+                name: modules.copied(elsewhere[id(t)]) if id(t) in elsewhere else t.detach() for name, t in some.items()
+            }
+            for kind, some in here.items()
+        }
+
+    def _homes_of(self, state: State) -> Named:
+        """Return the tensors of the model that an average is put in place of, as a state of it names them."""
+        parameters = modules.named_parameters(self.parts.model)
+        buffers = {} if self._part.options.buffers == "ignore" else modules.persistent_buffers(self.parts.model)
+        return {"weights": {name: parameters[name] for name in state["averages"][MAIN]["weights"]}, "buffers": buffers}
 
     def _state(self, names: dict[int, str]) -> State:
         """Return the state of the averages of this optimizer, as a Belay of this one alone would have it.
@@ -184,8 +209,12 @@ class OptimizerState:
         self.parts.refuse_now("optimizer.load_state_dict")
         self.parts.wait()
         state, steps = _unpacked(texts[0], tensors)
+        own: Named = {}
+        for kind, name, tensor in _named(tensors, _MODEL):
+            own.setdefault(kind, {})[name] = tensor
         try:
             self._checked(state)
+            self._check_weights(state, own)
         except ValueError as problem:
             raise ValueError(
                 f"the averages in this optimizer's state do not fit, and nothing was loaded: {problem}. To change the "
@@ -197,8 +226,17 @@ class OptimizerState:
                 f"the optimizer took {now - steps:g} steps after these averages were saved with it, by a run without "
                 "Belay: they are those of an earlier step; begin again at the weights by belay.reset()"
             )
-        self._loading = state
+        self._loading = state, own
         return _without(found)
+
+    def _check_weights(self, state: State, own: Named) -> None:
+        """Refuse weights of the model that do not fit it."""
+        here = self._homes_of(state)
+        for kind, some in own.items():
+            same_names(f"model's own {kind}", some, here.get(kind, {}))
+            for name, tensor in some.items():
+                home = here[kind][name]
+                fits(f"the model's own {name!r}", tensor.to(home.dtype) if isinstance(tensor, Tensor) else tensor, home)
 
     def _checked(self, state: State) -> Checked:
         return self._part.averages.checked(state)
@@ -207,10 +245,16 @@ class OptimizerState:
     @torch.no_grad()
     def _load(self, optimizer: Optimizer) -> None:
         """Go on from the averages that were taken out, now that torch has loaded the rest."""
-        state, self._loading = self._loading, None
-        if state is not None:
-            self._part.load(self._checked(state))
-            self.parts.live.follow(moved=True)
+        loading, self._loading = self._loading, None
+        if loading is None:
+            return
+        state, own = loading
+        here = self._homes_of(state)
+        for kind, some in own.items():
+            for name, tensor in some.items():
+                local(here[kind][name]).copy_(part_for(tensor, here[kind][name]))
+        self._part.load(self._checked(state))
+        self.parts.live.follow(moved=True)
 
 
 class _Homes:

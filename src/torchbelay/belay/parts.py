@@ -142,6 +142,7 @@ class Parts:
         self.model, self._options, self.live = model, options, Live()
         self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
         self.saved_with_optimizer = False
+        self.weights_ride = False  # an optimizer's state has the model's own weights too: its checkpoints the average
         others = replace(options, buffers="ignore")
         self.each = [
             Part(model, optimizer, rules, others if i else options, self.member, self._initial)

@@ -5,6 +5,7 @@ waits for `Content.ready`.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,11 +204,17 @@ def text_of(method: Method) -> tuple[str, bool]:
         return type(method).__qualname__, False
     if not type(method).__module__.startswith("torchbelay.physics."):  # a class of the user's may have any name
         return text, False
+    return text, _numbered(method) and _can_be_read(text)
+
+
+@cache
+def _can_be_read(text: str) -> bool:
+    """Whether a text makes its method again; asked once, for reading a text takes a millisecond of a step."""
     try:
         parse(text)
     except ValueError:
-        return text, False
-    return text, _numbered(method)
+        return False
+    return True
 
 
 def _numbered(method: Method) -> bool:
