@@ -1,6 +1,8 @@
 """Lightning's Trainer with `BelayCallback`; every training is compared with an account of its own, or bit for bit."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import torchbelay as tb
+from helpers.lightning_ranks import Begins
 from helpers.lightning_training import NOISE, Account, Regression, every_epoch, load, loader, loss, state, trainer
+from helpers.root import ROOT
 from helpers.small import BELAY, SWINGING, same
 from torchbelay.integrations.lightning import BelayCallback
 
@@ -709,3 +713,24 @@ def test_a_configuration_file_makes_the_callback(tmp_path: Path, monkeypatch: py
 def test_a_configuration_that_cannot_be_meant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="finish='long' is no average"):
         configured(monkeypatch, tmp_path / "config.yaml", CONFIGURATION.replace("finish: short", "finish: long"))
+
+
+# Several processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "file", "directory"])
+def test_two_processes_resume_bit_for_bit_and_test_the_score_that_they_watched(tmp_path: Path, kind: str) -> None:
+    model = Regression(norm=kind == "ddp")
+    fitted(tmp_path, BelayCallback(EMA), every_epoch(tmp_path), model=model, epochs=1)
+    (tmp_path / "epoch=0.ckpt").rename(tmp_path / "alone.ckpt")
+    program = ROOT / "tests" / "helpers" / "lightning_ranks.py"
+    done = subprocess.run(
+        [sys.executable, str(program), kind, str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "all of it holds" in done.stdout
+    if kind != "directory":  # a file of two processes is one of a single process too
+        path = tmp_path / "ema" / "first" / "epoch=0.ckpt"
+        model = Regression(norm=kind == "ddp")
+        fitted(tmp_path, BelayCallback(EMA), Begins(path), every_epoch(tmp_path), model=model, ckpt_path=path)
