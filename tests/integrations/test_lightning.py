@@ -157,6 +157,25 @@ def test_until_the_average_begins_the_weights_are_used(tmp_path: Path) -> None:
     assert account.is_weights(state(model))
 
 
+@pytest.mark.parametrize("buffers", ["copy", "ignore"])
+def test_a_buffer_that_a_validation_changes_stays_with_the_average_unless_they_share_it(
+    tmp_path: Path, buffers: Any
+) -> None:
+    class Counting(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("validations", torch.zeros(()))
+
+        def on_validation_epoch_end(self) -> None:
+            self.validations += 1
+
+    callback = BelayCallback(EMA, buffers=buffers, finish=None)
+    model = fitted(tmp_path, callback, model=Counting(), num_sanity_val_steps=0)
+    assert model.validations.item() == (3 if buffers == "ignore" else 0)
+    assert callback.belay is not None
+    assert callback.belay.average_state_dict()["validations"].item() == (3 if buffers == "ignore" else 1)
+
+
 # Scores --------------------------------------------------------------------------------------------------------------
 
 
