@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 		|| { echo "torchbelay needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,lab]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps timm k-diffusion
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps timm k-diffusion trl
 	@touch $@
 
 reproduce: setup ## run the paper's experiments and write report/index.html; some minutes, resumable
@@ -41,7 +41,7 @@ test-all: test ## `make test`, then the slow ones: several processes, a browser,
 soak: setup ## half an hour of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints, 10,000 runs of random events, exceptions at every line
 	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 TORCHBELAY_EVENTS=10000 TORCHBELAY_LINES=1 \
 		$(PYTEST) --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py \
-		tests/behaviour/test_fuzz_checkpoint.py $(TRACING)
+		tests/behaviour/test_killed_merge.py tests/behaviour/test_fuzz_checkpoint.py $(TRACING)
 
 lint: setup ## style, types and the direction of imports
 	$(BIN)/ruff format --check .

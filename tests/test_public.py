@@ -9,7 +9,7 @@ import pytest
 
 import torchbelay as tb
 
-MODULES = ("methods", "optim", "schedules")
+MODULES = ("methods", "optim", "readouts", "schedules", "snapshots")
 PUBLIC = {name: getattr(tb, name) for name in tb.__all__ if name not in MODULES}
 PUBLIC |= {
     f"{module}.{name}": getattr(getattr(tb, module), name) for module in MODULES for name in getattr(tb, module).__all__

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import optim
-    from .belay import Belay
-    from .physics import methods, schedules
+    from . import optim, snapshots
+    from .belay import Belay, load_average
+    from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
     from .physics.spring import Spring
@@ -25,9 +25,12 @@ __all__ = [
     "Method",
     "Spring",
     "UnstableSpringWarning",
+    "load_average",
     "methods",
     "optim",
+    "readouts",
     "schedules",
+    "snapshots",
 ]
 
 # Where the public names live, and the modules that are attributes of the package.
@@ -38,6 +41,7 @@ _OBJECTS = {
     "Method": "torchbelay.physics.method",
     "Spring": "torchbelay.physics.spring",
     "UnstableSpringWarning": "torchbelay.physics.warnings",
+    "load_average": "torchbelay.belay",
 }
 _MODULES = {
     "belay": "torchbelay.belay",
@@ -46,7 +50,9 @@ _MODULES = {
     "optim": "torchbelay.optim",
     "options": "torchbelay.options",
     "physics": "torchbelay.physics",
+    "readouts": "torchbelay.physics.readouts",
     "schedules": "torchbelay.physics.schedules",
+    "snapshots": "torchbelay.snapshots",
     "testing": "torchbelay.testing",
 }
 

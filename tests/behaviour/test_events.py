@@ -15,6 +15,8 @@ import torch
 
 import torchbelay as tb
 from helpers.events.changes import Changing
+from helpers.events.holding import Held
+from helpers.events.step import Step
 from helpers.events.steps import Stepping
 from helpers.events.swaps import Swapping
 
@@ -51,11 +53,18 @@ EVENTS = {
     "lose": 1,
     "replace": 1,
     "set_default": 2,
+    "hold": 3,
+    "drop": 2,
+    "swap_held": 2,
 }
 
 
-class Run(Stepping, Swapping, Changing):
+class Run(Stepping, Swapping, Changing, Held):
     """A training to which things happen."""
+
+    def settle(self, step: Step) -> None:
+        super().settle(step)
+        self.check_holdings()
 
     def go(self) -> None:
         for _ in range(self.length):

@@ -57,6 +57,35 @@ class Run:
         return [*self.model.state_dict().values(), *self.belay.average_state_dict().values()]
 
 
+@every_inner
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
+def test_a_module_that_is_an_average_follows_the_replays_of_a_captured_graph(inner: str, dtype: torch.dtype) -> None:
+    """Shared memory and, for 16-bit weights and buffers, copies that are part of the graph."""
+    run = Run(inner, "ema")
+    run.belay.detach()
+    run.model = nn.Sequential(nn.Linear(3, 50), nn.BatchNorm1d(50), nn.Tanh(), nn.Linear(50, 1)).to("cuda", dtype)
+    run.optimizer = INNER[inner](run.model.parameters())
+    run.belay, run.x = tb.Belay(run.model, run.optimizer, METHODS["ema"]), run.x.to(dtype)
+    made = run.belay.module()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for i in range(3):
+            run.step(i)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    run.optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        run.forward_and_backward()
+        run.optimizer.step()
+    for i in range(3, 8):
+        run.x.copy_(X[i])
+        graph.replay()
+        exported = run.belay.average_state_dict()
+        assert all(torch.equal(t, exported[name]) for name, t in made.state_dict().items())
+
+
 @every_method
 @every_inner
 @pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
@@ -332,3 +361,31 @@ def test_gradients_that_are_laid_out_unlike_their_weights_step(kind: Any) -> Non
         values.append([w.detach(), *belay.average_state_dict().values()])
     for mine, theirs in zip(*values, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"], ids=["beside the weights", "in host memory"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_readouts_are_mixed_on_the_gpu(device: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(30, 50).to("cuda", dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, METHODS["ema"], device=device, keep_initial=True)
+    w0 = {name: p.detach().double() for name, p in model.named_parameters()}
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    w1 = {name: p.detach().clone() for name, p in model.named_parameters()}
+    w2 = belay.state_dict()["averages"]["average"]["weights"]
+    assert {t.device.type for t in belay.state_dict()["averages"]["average"]["initial"].values()} == {
+        "cpu" if device else "cuda"
+    }
+    for readout in (tb.readouts.blend(0.65), tb.readouts.bema()):
+        exported = belay.average_state_dict(readout=readout)
+        for name, t in exported.items():
+            r0, r1, r2 = readout.shares(name, METHODS["ema"], 3, 0.1)
+            mixed = r0 * w0[name] + r1 * w1[name].double() + r2 * w2[name].cuda().double()
+            torch.testing.assert_close(t, mixed.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+        with belay.averaged(readout=readout):
+            assert all(torch.equal(p, exported[name]) for name, p in model.named_parameters())
+        assert all(torch.equal(p, w1[name]) for name, p in model.named_parameters())

@@ -1,6 +1,7 @@
 """`averaged()`, `copy_to_model()` and exports, interrupted by an exception at each of their lines, or by signals."""
 
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -15,9 +16,11 @@ import torch
 from torch import nn
 
 import torchbelay as tb
+from helpers import seams
 from helpers.interrupting import Interruption, every_line, raising_at
+from helpers.live import assert_is, shared
 from helpers.operations import Operations, Scarcity
-from helpers.small import EMA, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
+from helpers.small import BELAY, EMA, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
 
 Made = tuple[nn.Module, Any, tb.Belay]
 
@@ -34,6 +37,12 @@ def odd_buffers() -> nn.Module:
     return model
 
 
+def held(made: Made) -> Made:
+    """The same, with a module and a mapping of its average that somebody holds."""
+    made[2].holding = made[2].module(), made[2].tensors()
+    return made
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     "in place": lambda: attached(EMA),
     "rounded": lambda: attached(EMA, model=mlp(torch.bfloat16)),
@@ -42,8 +51,20 @@ MODELS: dict[str, Callable[[], Made]] = {
     "a spectator of BatchNorm": lambda: attached(EMA, model=with_batchnorm(), spectators={"short": EMA}),
     "averaged buffers": lambda: attached(EMA, model=with_batchnorm(), buffers="average"),
     "odd buffers": lambda: attached(EMA, model=odd_buffers()),
+    "held": lambda: held(attached(EMA, model=nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)))),
+    "held and rounded": lambda: held(attached(EMA, model=mlp(torch.bfloat16))),
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+READ: dict[str, tuple[Callable[[], Made], Any]] = {
+    "blend": (lambda: attached(EMA), tb.readouts.blend(0.5)),
+    "bema, rounded": (lambda: attached(EMA, model=mlp(torch.bfloat16), keep_initial=True), tb.readouts.bema()),
+    "centre, averaged buffers": (
+        lambda: attached(BELAY, model=with_batchnorm(), buffers="average"),
+        tb.readouts.centre(),
+    ),
+    "odd buffers": (lambda: attached(EMA, model=odd_buffers()), tb.readouts.blend(0.5)),
+}
+every_readout = pytest.mark.parametrize(("make", "readout"), READ.values(), ids=READ)
 
 
 def identities(model: nn.Module) -> list[Any]:
@@ -78,6 +99,40 @@ def test_an_exception_at_any_line_of_entering_or_leaving_leaves_weights_and_aver
     assert 0 < len(entered) < line  # entering and leaving were interrupted
 
 
+@every_readout
+def test_an_exception_at_any_line_of_reading_out_leaves_weights_and_average_whole(make, readout) -> None:
+    model, optimizer, belay = make()
+    train(model, optimizer, 2)
+
+    def swap() -> None:
+        with belay.averaged(readout=readout):
+            pass
+
+    entered, tensors = [], identities(model)
+    before, inside = snapshot(model, belay), belay.average_state_dict(readout=readout)
+    for line in every_line(swap):
+        with raising_at(line) as place, pytest.raises(Interruption), belay.averaged(readout=readout):
+            entered.append(values(model))
+        assert same(snapshot(model, belay), before), place
+        assert identities(model) == tensors, place
+        with belay.averaged(readout=readout):  # no block is left open
+            assert same(values(model), dict(inside)), place
+    assert 0 < len(entered) < line
+    assert all(same(each, dict(inside)) for each in entered)  # a block is entered with all of it or not at all
+
+
+@every_readout
+def test_an_exception_at_any_line_of_exporting_a_readout_leaves_every_tensor_in_its_place(make, readout) -> None:
+    model, optimizer, belay = make()
+    train(model, optimizer, 2)
+    before, tensors = snapshot(model, belay), identities(model)
+    for line in every_line(lambda: belay.average_state_dict(readout=readout)):
+        with raising_at(line) as place, pytest.raises(Interruption):
+            belay.average_state_dict(readout=readout)
+        assert identities(model) == tensors, place
+        assert same(snapshot(model, belay), before), place
+
+
 def test_an_exception_between_the_blocks_and_what_python_does_for_them_is_one_of_them() -> None:
     """Python's own code around a `with` block may be interrupted by a handler too, when nothing is held back."""
     model, optimizer, belay = attached(EMA)
@@ -99,6 +154,89 @@ def test_an_exception_between_the_blocks_and_what_python_does_for_them_is_one_of
         assert same(snapshot(model, belay), before), place
         assert signal.getsignal(signal.SIGINT) is handler, place
     assert len(places) > 5
+
+
+def part_of(name: str, parameter: torch.Tensor) -> Any:
+    return EMA if name.startswith("0") else None
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["its own average", "that of another Belay"])
+def test_an_exception_at_any_line_of_entering_or_leaving_leaves_a_module_what_it_was(other: bool) -> None:
+    """Its average, the weights that it shares with the model, and its buffers, while it is held and another enters."""
+    model, optimizer, belay = attached(part_of, model=nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)))
+    second = tb.Belay(model, optimizer, EMA)
+    train(model, optimizer, 2)
+    made, tensors = belay.module(), belay.tensors()
+    entered = second if other else belay
+
+    def swap() -> None:
+        with entered.averaged():
+            assert_is(made, belay)
+
+    before, weights = snapshot(model, belay), {name: t.clone() for name, t in tensors.items()}
+    for line in every_line(swap):
+        try:
+            with raising_at(line) as place:
+                swap()
+        except Interruption:
+            pass
+        assert same(snapshot(model, belay), before), place
+        assert same({name: t.clone() for name, t in tensors.items()}, weights), place
+        assert_is(made, belay)
+        assert shared(made[1].weight, model[1].weight), place
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("use", ["tensors", "module"])
+def test_an_exception_at_any_line_of_beginning_to_hold_an_average_inside_leaves_all_whole(dtype, use: str) -> None:
+    """Inside the block both weights and average are right, wherever they are, and so they are after it."""
+    model, optimizer, belay = attached(EMA, model=with_batchnorm().to(dtype))
+    train(model, optimizer, 2)
+    before = snapshot(model, belay)
+    average = belay.average_state_dict()
+
+    def lines() -> None:
+        with belay.averaged():
+            getattr(belay, use)()
+
+    finished = []
+    for line in every_line(lines):
+        with belay.averaged():
+            try:
+                with raising_at(line) as place:
+                    getattr(belay, use)()
+            except Interruption:
+                pass
+            else:
+                finished.append(line)
+            assert same(values(model), average), place
+            assert same(belay.state_dict(), before["belay"]), place
+            assert same({name: t.clone() for name, t in belay.tensors().items()}, weights_of(before)), place
+            assert same(dict(belay.average_state_dict()), dict(average)), place
+        assert same(snapshot(model, belay), before), place
+        if finished:
+            break
+    assert finished  # all lines have had their turn
+
+
+def weights_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = state["belay"]["averages"]["average"]["weights"]
+    return found
+
+
+def test_an_exception_at_any_line_of_making_a_module_changes_nothing() -> None:
+    model, optimizer, belay = attached(EMA, model=nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)))
+    train(model, optimizer, 2)
+    before, tensors = snapshot(model, belay), identities(model)
+    for line in every_line(belay.module):
+        with raising_at(line) as place, pytest.raises(Interruption):
+            belay.module()
+        assert same(snapshot(model, belay), before), place
+        assert identities(model) == tensors, place
+    gc.collect()
+    with at_copies(4, send=()) as asked, belay.averaged():  # weights and average trade: nobody holds the average
+        pass
+    assert asked.names.count("_foreach_copy_") == 4
 
 
 @pytest.mark.parametrize("mode", ["copy", "average"])
@@ -175,6 +313,35 @@ def test_memory_that_runs_out_inside_does_not_keep_the_model_from_leaving() -> N
     with ExitStack() as scarce, belay.averaged():
         memory = scarce.enter_context(Scarcity(1))
     assert memory.refused
+    assert same(snapshot(model, belay), before)
+    train(model, optimizer, 1, first=3)
+
+
+def test_a_readout_comes_back_without_any_memory() -> None:
+    """The weights were set aside before: nothing has to be allocated for them to return."""
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+    with ExitStack() as scarce, belay.averaged(readout=tb.readouts.blend(0.5)):
+        scarce.enter_context(Scarcity(0))
+    assert same(snapshot(model, belay), before)
+
+
+@pytest.mark.parametrize("at", ["clone", "_foreach_sub"], ids=["setting aside", "mixing the third piece"])
+def test_memory_that_runs_out_while_reading_out_leaves_everything_as_it_was(monkeypatch, at: str) -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 3)
+    before = snapshot(model, belay)
+
+    def exhaust(name: str, done: list[str]) -> None:
+        if name == at and done.count(name) == 2:
+            raise MemoryError("does not fit")
+
+    seams.limit_scratch(monkeypatch, 5)
+    with Operations(exhaust) as asked, pytest.raises(MemoryError), belay.averaged(readout=tb.readouts.blend(0.5)):
+        pytest.fail("the block must not be entered")
+    monkeypatch.undo()
+    assert asked.names.count("_foreach_copy_") == (0 if at == "clone" else 2)  # pieces that were written
     assert same(snapshot(model, belay), before)
     train(model, optimizer, 1, first=3)
 
@@ -266,6 +433,7 @@ def test_several_signals_are_delivered_each_and_in_order() -> None:
             pytest.fail("the block must not be entered")
         assert heard == list(sent)
         heard.clear()
+        gc.collect()  # the frame that was interrupted holds tensors, and what somebody holds does not trade
         with at_copies(2, send=sent[1:]), belay.averaged():
             pass
         assert heard == list(sent[1:])

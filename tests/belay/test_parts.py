@@ -189,6 +189,19 @@ def test_an_exception_at_any_line_of_a_swap_leaves_the_parameters_of_all_optimiz
     assert 0 < len(entered) < line
 
 
+def test_a_state_saved_inside_averaged_is_that_of_outside() -> None:
+    model, optimizers, belay = several(EMA, model=with_batchnorm(), spectators={"short": WATCHING}, start=2)
+    alternate(model, optimizers, range(3))  # the second one's have not begun
+    for steps in (range(0), range(3, 6)):
+        alternate(model, optimizers, steps)
+        outside = snapshot(model, belay)["belay"]
+        for name in ("average", "short"):
+            with belay.averaged(name):
+                assert deeply_same(belay.state_dict(), outside)
+                with belay.averaged(name), pytest.raises(RuntimeError, match="leave"):
+                    belay.reset()
+
+
 def test_a_saved_average_is_whole(tmp_path: Any) -> None:
     model, optimizers, belay = several(EMA)
     alternate(model, optimizers, range(4))

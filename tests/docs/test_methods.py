@@ -50,9 +50,26 @@ def test_a_row_has_the_four_numbers_of_the_code(name: str) -> None:
     assert [value(cell, symbols) for cell in ROWS[name]] == pytest.approx([found.a, found.b, found.p, found.q])
 
 
+# A readout of each row, and the values of the row's symbols after 6 steps of BELAY with θ = 3.
+READOUTS = {
+    "blend": (tb.readouts.blend(0.65), {"s": 0.65}),
+    "centre": (tb.readouts.centre(), {"θ": 3.0}),
+    "bema": (tb.readouts.bema(bias_power=0.5, lag=4.0, multiplier=2.0), {"α": 0.25}),
+}
+
+
+def test_every_readout_has_a_row_with_the_shares_of_the_code() -> None:
+    rows = re.findall(r"^\| `readouts\.(\w+)\(.*?\)` \|(.*)\|$", PAGE, re.M)
+    assert {name for name, _ in rows} == set(READOUTS) == set(tb.readouts.__all__) - {"Readout", "Shares"}
+    for name, cells in rows:
+        readout, symbols = READOUTS[name]
+        found = readout.shares("weight", tb.Spring(k=1.0, m1=10.0, m2=30.0), 6, 0.1)
+        assert [value(cell, symbols) for cell in cells.split("|")] == pytest.approx(found)
+
+
 def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     exec(compile("\n".join(blocks), "methods.md", "exec"), {})
     assert "'tension'" in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from torchbelay.belay import modules, plan, stepper, swap
+from torchbelay.belay import live_module, modules, plan, stepper, swap
 from torchbelay.belay.cohort import Cohort
 from torchbelay.ops import arithmetic
 
@@ -101,6 +101,11 @@ def tables(patch: pytest.MonkeyPatch) -> Calls:
     return Calls(patch, Table, "__init__")
 
 
+def looks(patch: pytest.MonkeyPatch) -> Calls:
+    """Looks of live modules at all of their tensors, which a step can usually do without."""
+    return Calls(patch, live_module.LiveModule, "_look")
+
+
 # Values -------------------------------------------------------------------------------------------------------------
 
 
@@ -112,3 +117,8 @@ def named_parameters(model: nn.Module) -> dict[str, Tensor]:
 def schedule_of(method: Method) -> Schedule | None:
     """All motions of a method in advance, or None if the host must ask the method at every step."""
     return Cohort(method, 0, 0, every=1).schedule
+
+
+def live_modules(belay: Any) -> list[Any]:
+    """The modules that follow an average of this Belay."""
+    return list(belay._parts.live.modules)

@@ -62,7 +62,7 @@ def homes(belay: tb.Belay) -> list[str]:
 
 def average_and_swap(how: str, device: str | None, guarded: str) -> None:
     model = two_layers()
-    optimizer, belay = attached(model, METHODS[how], device=device, on_nonfinite=guarded)
+    optimizer, belay = attached(model, METHODS[how], device=device, on_nonfinite=guarded, keep_initial=True)
     step(model, optimizer)
     step(model, optimizer)
     there = ["cpu", "cpu", OTHER, OTHER]
@@ -71,6 +71,11 @@ def average_and_swap(how: str, device: str | None, guarded: str) -> None:
         assert [p.device.type for p in model.parameters()] == there
     assert [t.device.type for t in belay.average_state_dict().values()] == ([device] * 4 if device else there)
     assert [t.device.type for t in belay.average_state_dict(full=True).values()] == ["cpu"] * 4
+    for readout in (tb.readouts.blend(0.5), tb.readouts.bema()):
+        with belay.averaged("short", readout=readout):
+            assert [p.device.type for p in model.parameters()] == there
+        read = belay.average_state_dict(readout=readout).values()
+        assert [t.device.type for t in read] == ([device] * 4 if device else there)
     belay.load_state_dict(belay.state_dict())
     belay.copy_to_model()
     belay.reset()
@@ -79,14 +84,17 @@ def average_and_swap(how: str, device: str | None, guarded: str) -> None:
 
 def follow_a_model_that_moves() -> None:
     model = nn.Linear(3, 2)
-    optimizer, following = attached(model, METHODS["swinging"])
-    hosted = tb.Belay(model, optimizer, METHODS["swinging, watching"], device="cpu")
-    elsewhere = tb.Belay(model, optimizer, METHODS["swinging, watching"], device=torch.device(OTHER))
+    optimizer, following = attached(model, METHODS["swinging"], keep_initial=True)
+    hosted = tb.Belay(model, optimizer, METHODS["swinging, watching"], device="cpu", keep_initial=True)
+    elsewhere = tb.Belay(model, optimizer, METHODS["swinging, watching"], device=torch.device(OTHER), keep_initial=True)
     for now in (torch.device("cpu"), torch.device(OTHER, 0), torch.device("cpu")):
         for p in model.parameters():
             p.fake_device = now  # type: ignore[attr-defined]  # as model.to() would move it in place
         step(model, optimizer)
         for belay, expected in ((following, now.type), (hosted, "cpu"), (elsewhere, OTHER)):
+            assert {t.device.type for t in belay.state_dict()["averages"]["average"]["initial"].values()} == {expected}
+            read = belay.average_state_dict(readout=tb.readouts.bema())
+            assert {t.device.type for t in read.values()} == {expected}
             for average in belay.state_dict()["averages"].values():
                 kinds = [average[kind] for kind in ("weights", "velocities1", "velocities2")]
                 assert {t.device.type for tensors in kinds for t in tensors.values()} == {expected}

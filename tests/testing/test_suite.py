@@ -73,7 +73,7 @@ def follow_too_little(patch: pytest.MonkeyPatch) -> None:
 
 def average_one_less(patch: pytest.MonkeyPatch) -> None:
     right = Averages.wanted
-    patch.setattr(Averages, "wanted", lambda self: {name: found[1:] for name, found in right(self).items()})
+    patch.setattr(Averages, "wanted", lambda *args: {name: found[1:] for name, found in right(*args).items()})
 
 
 def keep_the_average_in(patch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,11 @@ def put_nothing_in(patch: pytest.MonkeyPatch) -> None:
 def let_steps_through(patch: pytest.MonkeyPatch) -> None:
     right = Stepper.before
 
-    def wrong(self: Stepper) -> None:
-        swap, self.swap = self.swap, None
-        right(self)
-        self.swap = swap
+    def wrong(self: Stepper, *more: Any) -> None:
+        member = self._member
+        swap, member.swap = member.swap, None
+        right(self, *more)
+        member.swap = swap
 
     patch.setattr(Stepper, "before", wrong)
 

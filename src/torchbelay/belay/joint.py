@@ -12,10 +12,10 @@ so a state fits any optimizers that train the same parameters, in whatever way t
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .checkpoint import damaged
+from .checks import damaged, named
 from .options import Options
 
-_BY_PARAMETER = ("weights", "velocities1", "velocities2", "methods", "ages", "memories")
+_BUFFERS = ("buffers", "own_buffers")  # what a state has of an average that is not by parameter
 _SOME = 2  # of `began`: neither 0 nor 1, so that what follows a single optimizer refuses it
 
 
@@ -33,7 +33,7 @@ def joined(averages: Sequence[Mapping[str, Any]], trained: Sequence[Trained]) ->
     found = {name: dict(saved) for name, saved in first.items()}
     for each in others:
         for name, saved in each.items():
-            found[name] |= {kind: found[name][kind] | saved[kind] for kind in _BY_PARAMETER}
+            found[name] |= {kind: found[name][kind] | saved[kind] for kind in saved if kind not in _BUFFERS}
     begun = {each.began for each in trained}
     return {
         "step": max(each.steps for each in trained),
@@ -102,8 +102,12 @@ def _refuse_some(state: Any) -> None:
 
 def _ages_of_buffers(state: Mapping[str, Any]) -> list[int]:
     """Return the ages of averaged buffers, which may have followed another optimizer than the one that is first now."""
-    found = [saved["own_buffers"] for saved in state["averages"].values()]
-    ages = [row[2] for rows in found if isinstance(rows, list) for row in rows]
+    averages = named("averages", state["averages"])
+    found = [named(f"average {name!r}", saved)["own_buffers"] for name, saved in averages.items()]
+    rows = [row for each in found if isinstance(each, list) for row in each]
+    if not all(isinstance(row, list) and len(row) == 4 and isinstance(row[2], int) for row in rows):
+        raise TypeError("own_buffers")
+    ages = [row[2] for row in rows]
     return [0, *(age for age in ages if age <= state["step"])]  # one that is older is damaged, which is found later
 
 
@@ -122,7 +126,7 @@ def _of(saved: Any, i: int, owners: Mapping[str, int]) -> Any:
     if not isinstance(saved, Mapping):
         return saved
     found = dict(saved) if i == 0 else dict(saved) | {"buffers": {}, "own_buffers": 0}
-    for kind in _BY_PARAMETER:
-        if isinstance(found.get(kind), Mapping):
-            found[kind] = {name: value for name, value in found[kind].items() if owners.get(name, 0) == i}
+    for kind, values in saved.items():
+        if kind not in _BUFFERS and isinstance(values, Mapping):
+            found[kind] = {name: value for name, value in values.items() if owners.get(name, 0) == i}
     return found

@@ -38,28 +38,40 @@ def _wrapped_under(kind: type) -> str | None:
     return None
 
 
+Attribute = Callable[[type], str | None]
+Found = list[tuple[str, list[str], nn.Module]]
+
+
 def walk(root: nn.Module) -> Iterator[tuple[str, list[str], nn.Module]]:
     """Yield every unwrapped module as (its clean prefix, the prefixes that lead to it through wrappers, the module)."""
+    found: Found = []
     # remembered for this walk only: a model has many modules of few classes
-    attribute_of: Callable[[type], str | None] = cache(_wrapped_under)
-    found: list[tuple[str, list[str], nn.Module]] = []
-
-    def visit(module: nn.Module, clean: str, spelled: str) -> None:
-        spellings = [spelled]
-        while (attribute := attribute_of(type(module))) is not None:
-            module = getattr(module, attribute)
-            spellings.append(f"{spellings[-1]}{attribute}.")
-        found.append((clean, spellings, module))
-        for name, child in module._modules.items():
-            if child is not None:
-                visit(child, f"{clean}{name}.", f"{spellings[-1]}{name}.")
-
+    attribute_of: Attribute = cache(_wrapped_under)
     if isinstance(root, Several):
         for i, model in enumerate(each_of(root)):
-            visit(model, "", f"{i}.")
+            _visit(model, "", f"{i}.", attribute_of, found)
     else:
-        visit(root, "", "")
+        _visit(root, "", "", attribute_of, found)
     return iter(found)
+
+
+def _visit(module: nn.Module, clean: str, spelled: str, attribute_of: Attribute, found: Found) -> None:
+    # A function inside `walk` would refer to itself, and keep what it found alive until the garbage collector runs.
+    spellings = [spelled]
+    while (attribute := attribute_of(type(module))) is not None:
+        module = getattr(module, attribute)
+        spellings.append(f"{spellings[-1]}{attribute}.")
+    found.append((clean, spellings, module))
+    for name, child in module._modules.items():
+        if child is not None:
+            _visit(child, f"{clean}{name}.", f"{spellings[-1]}{name}.", attribute_of, found)
+
+
+def wrappers(root: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """Return every wrapper with the module that it wraps, at the root and inside; those inside others come first."""
+    attribute_of: Attribute = cache(_wrapped_under)
+    found = [(module, getattr(module, name)) for module in root.modules() if (name := attribute_of(type(module)))]
+    return found[::-1]
 
 
 def named_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
@@ -154,7 +166,7 @@ def state_dict_with(
     """
     reshard(root)
     owners = {prefix + name: id(p) for prefix, _, module in walk(root) for name, p in module._parameters.items()}
-    with _slots_hold(root, replaced):
+    with slots_hold(root, replaced):
         states = [_clean_state_dict(model) for model in each_of(root)]
     replaced.clear()
     out: OrderedDict[str, Any] = OrderedDict()
@@ -200,7 +212,7 @@ def _identity(tensor: Tensor) -> tuple[Any, ...] | None:
 
 
 @contextmanager
-def _slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
+def slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
     """Let the modules' parameter and buffer slots point to other tensors for a moment."""
     undo: list[tuple[dict[str, Any], str, Any]] = []
     # Twice, for an exception may come at any line, also of putting the tensors back.
@@ -213,6 +225,26 @@ def _slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
                             undo.append((slots, name, tensor))
                             slots[name] = replaced[id(tensor)]  # type: ignore[assignment]
             yield
+        finally:
+            _put_back(undo)
+    finally:
+        _put_back(undo)
+
+
+@contextmanager
+def plain(root: nn.Module) -> Iterator[nn.Module]:
+    """Give the model inside its wrappers, and take those around its parts away for a moment: its names are clean."""
+    reshard(root)
+    modules = [module for _, _, module in walk(root)]
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        try:
+            for module in modules:
+                for name, child in module._modules.items():
+                    if child is not None and _wrapped_under(type(child)) is not None:
+                        undo.append((module._modules, name, child))
+                        module._modules[name] = next(walk(child))[2]
+            yield modules[0]
         finally:
             _put_back(undo)
     finally:

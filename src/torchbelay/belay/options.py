@@ -15,6 +15,12 @@ Rounding = Literal["nearest", "stochastic"]
 OnNonfinite = Literal["ignore", "skip", "raise"]
 
 
+def check_dtype(dtype: object) -> None:
+    """Refuse what cannot be the dtype of an average."""
+    if dtype not in (None, *DTYPES):
+        raise ValueError(f"dtype={dtype!r} cannot hold an average; use one of {', '.join(map(str, DTYPES))}")
+
+
 class OptionArguments(TypedDict, total=False):
     """The keyword arguments that `Belay` passes on to `Options`."""
 
@@ -26,6 +32,7 @@ class OptionArguments(TypedDict, total=False):
     rounding: Rounding
     on_nonfinite: OnNonfinite
     device: str | torch.device | None
+    keep_initial: bool
 
 
 @dataclass(frozen=True)
@@ -37,10 +44,11 @@ class Options:
         buffers: the buffers (such as BatchNorm's statistics) that go with the average. "copy": the model's own, until
             `torch.optim.swa_utils.update_bn` is run inside `averaged()`; that result is kept until the next step.
             "average": averaged in float32 or wider, as weights are, each by the method that `method` returns for its
-            name (at the learning rate of the optimizer's first group); integers, and those for which it returns None,
-            are copied. A buffer is never pulled. "ignore": model and average share them.
+            name (at the learning rate of the first optimizer's first group); integers, and those for which it returns
+            None, are copied. A buffer is never pulled. "ignore": model and average share them.
         every: couple at every N-th step only, as strongly as N steps would.
-        start: begin the averages after N steps, as copies of the weights at that step; 0: at construction.
+        start: begin the averages after N steps of their optimizer, as copies of the weights at that step; 0: at
+            construction.
         impl: "foreach", "triton" or "reference"; "auto" is the fastest one that runs on the weights' device.
         rounding: how to round bfloat16 weights that the average pulls. "nearest"; or "stochastic": up or down at
             random, so that the mean is right and a pull smaller than a bit still counts. Only Triton kernels do that.
@@ -54,6 +62,8 @@ class Options:
             kept there, as "cpu" (pinned host memory, for weights on a GPU) or "cuda:1"; averaged buffers stay beside
             the model's. Averages are copied to the weights' device and back, piece by piece; on a GPU beside the next
             forward and backward, and code that writes to weights by hand between two steps must synchronise first.
+        keep_initial: keep a copy of the weights at which the averages began, per parameter, in the dtype of the
+            averages and beside them. Readouts such as `torchbelay.readouts.bema` need it.
 
     >>> Options(every=4).impl
     'auto'
@@ -67,10 +77,10 @@ class Options:
     rounding: Rounding = "nearest"
     on_nonfinite: OnNonfinite = "ignore"
     device: str | torch.device | None = None
+    keep_initial: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in (None, *DTYPES):
-            raise ValueError(f"dtype={self.dtype!r} cannot hold an average; use one of {', '.join(map(str, DTYPES))}")
+        check_dtype(self.dtype)
         arguments.one_of("buffers", self.buffers, ("copy", "average", "ignore"))
         arguments.whole("every", self.every, low=1)
         arguments.whole("start", self.start, low=0)
@@ -81,6 +91,9 @@ class Options:
             raise ValueError(
                 "device='meta' holds no numbers; use None, for averages beside their parameters, or a real device"
             )
+
+        if not isinstance(self.keep_initial, bool):
+            raise TypeError(f"keep_initial={self.keep_initial!r} is neither True nor False")
 
     @cached_property
     def home(self) -> torch.device | None:
@@ -99,5 +112,11 @@ class Options:
             ) from problem
 
     def saved(self) -> dict[str, int | str]:
-        """Return the options that a checkpoint must agree about."""
-        return {"every": self.every, "start": self.start, "buffers": self.buffers}
+        """Return the options that a checkpoint must agree about; `keep_initial` only if it is on."""
+        kept = {"keep_initial": True} if self.keep_initial else {}
+        return {"every": self.every, "start": self.start, "buffers": self.buffers, **kept}
+
+    def facts(self) -> list[str]:
+        """Return these options as names. None of them is also a name without `keep_initial`, if that is on."""
+        kept = ", keep_initial=True" if self.keep_initial else ""
+        return [f"{name}={value}{kept}" for name, value in self.saved().items()]

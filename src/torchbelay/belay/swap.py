@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from itertools import count
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import Backend
+from torchbelay.ops.trade import Trade
+from torchbelay.physics.readouts import Readout
 
 from .average import Entry, WholeAverage, local_parts
+from .readout import Reading
 from .shard import loaded, local, reshard, with_local
 from .signals import signals_held
 from .swapped_buffers import Buffers, Change, fitting
@@ -17,11 +21,20 @@ from .swapped_buffers import Buffers, Change, fitting
 _numbers = count()  # of swaps: one that begins inside another has a larger one
 
 
+class _Late(NamedTuple):
+    """Weights that were set aside inside the block, by the ids of their parameters."""
+
+    weights: dict[int, Tensor]
+    done: bool = False  # the average is in its own memory again
+
+
 class Swap:
     """An average that can be put into the model by `enter()`; `undo()` puts the weights back, bit for bit.
 
     If weights and average have one dtype, they trade places in place. If not, the average is rounded into the model and
-    the weights are set aside, so that neither loses a bit; so are weights that share memory with others.
+    the weights are set aside, so that neither loses a bit; so are weights that share memory with others, and all of
+    them if a reading of the average takes their place, or if the average is `held`: somebody looks at its memory, where
+    the weights must not be.
 
     To make a swap changes nothing, and refuses what cannot be swapped. `undo()` may be called at any time after that,
     and again if it was interrupted: it does what is left to do.
@@ -29,8 +42,17 @@ class Swap:
 
     @torch.inference_mode(False)  # an evaluation under inference_mode must not leave such tensors behind
     @torch.no_grad()
-    def __init__(self, model: nn.Module, average: WholeAverage, backend: Backend, *, buffers: bool) -> None:
-        self.average, self._model, self.number = average, model, next(_numbers)
+    def __init__(
+        self,
+        model: nn.Module,
+        average: WholeAverage,
+        backend: Backend,
+        *,
+        buffers: bool,
+        held: bool = False,
+        reading: Reading | None = None,
+    ) -> None:
+        self.average, self._model, self._reading, self.number = average, model, reading, next(_numbers)
         reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
         average.refuse_other_shapes()
         # All that needs memory comes first: when it runs out, nothing has moved yet.
@@ -39,12 +61,15 @@ class Swap:
         self._traded: list[Entry] = []
         self._aside: dict[int, Tensor] = {}
         for e in average.entries.values():
-            if e.w1.dtype == e.w2.dtype and id(e.w1) not in shared:
+            if not held and reading is None and e.w1.dtype == e.w2.dtype and id(e.w1) not in shared:
                 self._traded.append(e)
             else:
                 self._aside[id(e.w1)] = self._homes[id(e.w1)].clone()
-        self._trade = backend.trade([self._homes[id(e.w1)] for e in self._traded], [local(e.w2) for e in self._traded])
+        self._trade: Trade | None = backend.trade(
+            [self._homes[id(e.w1)] for e in self._traded], [local(e.w2) for e in self._traded]
+        )
         self._w2 = {id(e.w1): e.w2 for e in self._traded}
+        self._late: _Late | None = None  # what was traded first and set aside inside
         self._buffers = Buffers(model) if buffers else None
         self.is_inside = False  # the average is in the model, all of it
         self._left = False  # and the weights are back
@@ -58,8 +83,11 @@ class Swap:
     @torch.no_grad()
     def enter(self) -> None:
         """Put the average into the model."""
-        self._trade.go()
-        arithmetic.copy_(*local_parts(e for e in self.average.entries.values() if id(e.w1) in self._aside))
+        if self._reading is not None:
+            self._reading.write(self._homes, self.weights, lambda e: e.w2)
+        elif self._trade is not None:
+            self._trade.go()
+            arithmetic.copy_(*local_parts(e for e in self.average.entries.values() if id(e.w1) in self._aside))
         if self._buffers is not None:
             self._buffers.put(fitting(self.average.buffers, self._buffers.own()))
         forget_computed()
@@ -67,17 +95,36 @@ class Swap:
 
     @torch.inference_mode(False)
     @torch.no_grad()
+    def set_aside(self) -> None:
+        """Put the average back into its own memory too, inside the block: somebody is about to look there."""
+        if self.is_inside and self._late is None:
+            self._late = _Late({id(e.w1): local(e.w2).clone() for e in self._traded})
+        self._finish_late()
+
+    def _finish_late(self) -> None:
+        """Copy the average to its own memory, which held the weights; may be repeated."""
+        if self._late is not None and not self._late.done:
+            arithmetic.copy_([local(e.w2) for e in self._traded], [self._homes[id(e.w1)] for e in self._traded])
+            self._late = self._late._replace(done=True)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def undo(self) -> None:
-        """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's."""
+        """Give the model its own weights and buffers; buffers that were changed meanwhile become the average's.
+
+        Those that were changed under a readout belong to it alone, and are dropped.
+        """
         if self._left:
             return
         try:
-            if self.is_inside:
+            if self.is_inside and self._reading is None:
                 self._keep_changed_buffers()
         finally:
             self.is_inside = False
             self._put_back()
             self._left = True
+            # An exception may keep the swap alive; it must not look as if somebody held the average.
+            self._trade, self._traded, self._w2 = None, [], {}
 
     def _keep_changed_buffers(self) -> None:
         # One of another shape means something else than the model's, and would never be used.
@@ -89,11 +136,16 @@ class Swap:
 
     def _put_back(self) -> None:
         reshard(self._model)  # what was gathered of the average inside must not be trained
-        self._trade.back()
+        aside = self._aside
+        if self._late is not None:
+            self._finish_late()
+            aside = aside | self._late.weights
+        elif self._trade is not None:
+            self._trade.back()
         changes: set[Change] = set()
         for e in self.average.entries.values():
             home, now = self._homes[id(e.w1)], local(e.w1)
-            own = self._aside.get(id(e.w1), home)
+            own = aside.get(id(e.w1), home)
             if own is not home or not _is_same_memory(home, now):
                 _place(e.w1, own)
             changes |= {(home.device, now.device), (home.dtype, now.dtype)}
@@ -103,9 +155,14 @@ class Swap:
 
     # What others ask of it ---------------------------------------------------------------------------------------
 
+    @property
+    def readout(self) -> Readout | None:
+        """The readout that is in the model; None if the average itself is."""
+        return None if self._reading is None else self._reading.readout
+
     def changed_buffers(self) -> bool:
-        """Whether a buffer was written to or replaced since the swap."""
-        return self._buffers is not None and bool(self._buffers.changed())
+        """Whether a buffer of the average was written to or replaced since the swap."""
+        return self._reading is None and self._buffers is not None and bool(self._buffers.changed())
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the buffers as they are in the model now."""
@@ -117,8 +174,9 @@ class Swap:
 
     def weights(self, entry: Entry) -> Tensor:
         """Return the local part of w1 of an entry of any average, wherever it is at present."""
-        if id(entry.w1) in self._aside:
-            return self._aside[id(entry.w1)]
+        for aside in (self._aside, {} if self._late is None else self._late.weights):
+            if id(entry.w1) in aside:
+                return aside[id(entry.w1)]
         return local(self._w2.get(id(entry.w1), entry.w1))
 
     def own_weights(self) -> dict[int, Tensor]:
@@ -131,7 +189,8 @@ class Swap:
 
     def value(self, entry: Entry, average: str) -> Tensor:
         """Return w2 of an entry of the average of that name, wherever it is at present."""
-        if average == self.average.name and id(entry.w1) in self._homes and id(entry.w1) not in self._aside:
+        is_home = self._late is None or not self._late.done  # where the weights were, and not in its own memory
+        if is_home and average == self.average.name and id(entry.w1) in self._w2:
             return with_local(entry.w2, self._homes[id(entry.w1)])
         return entry.w2
 

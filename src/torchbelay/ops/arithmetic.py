@@ -128,6 +128,32 @@ def copy_(to: Tensors, source: Tensors) -> None:
         torch._foreach_copy_(to, source)
 
 
+def mix_(to: Tensors, *terms: tuple[float, Tensors]) -> None:
+    """Overwrite `to`, on one device, with Σ share·tensors, on any; the shares have the sum 1. Rounded once.
+
+    Computed from the tensors of the largest share, by their differences to the others. So a share of 1 beside zeros is
+    a copy, and tensors that are all equal stay what they are, bit for bit. `to` must not overlap any of the others.
+
+    >>> to = [torch.zeros(2)]
+    >>> mix_(to, (0.75, [torch.tensor([0.0, 0.1])]), (0.25, [torch.tensor([4.0, 0.1])]))
+    >>> to
+    [tensor([1.0000, 0.1000])]
+    """
+    (_, largest), *others = sorted((term for term in terms if term[0]), key=lambda term: -abs(term[0]))
+    if not others:
+        copy_(to, largest)
+        return
+    for targets, *some in pieces(to, largest, *(tensors for _, tensors in others)):
+        here = [[t.to(target.device) for t, target in zip(each, targets, strict=True)] for each in some]
+        start, first, *more = _widened(*here)
+        total = torch._foreach_sub(first, start)
+        torch._foreach_mul_(total, others[0][0])
+        for (share, _), each in zip(others[1:], more, strict=True):
+            torch._foreach_add_(total, torch._foreach_sub(each, start), alpha=share)
+        torch._foreach_add_(total, start)
+        torch._foreach_copy_(targets, total)
+
+
 def overwrite_(to: Tensor, source: Tensor, keep: Tensor | None) -> None:
     """Copy one tensor of any dtype onto another, where the step took place."""
     to.copy_(source if keep is None else torch.where(_taken(keep, to.device), source, to))

@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 import torch
 
+import torchbelay as tb
 from helpers.events.account import exactly
 from helpers.events.made import Member, turned
 from helpers.events.subject import Subject, as_is, interrupting, unlike
@@ -42,6 +43,7 @@ class Swapping(Subject):
                     "looking",
                     "memory",
                     "form",
+                    "read",
                 ]
             )
             self.note(f"  {kind}")
@@ -82,6 +84,22 @@ class Swapping(Subject):
     def _swap_failing(self, member: Member, name: str, exported) -> None:
         with pytest.raises(KeyError, match="on purpose"), member.belay.averaged(name):
             raise KeyError("on purpose")
+
+    def _swap_read(self, member: Member, name: str, exported) -> None:
+        """A blend is between weights and average, and its export is what the model holds."""
+        share = self.dice.random()
+        readout = tb.readouts.blend(share)
+        own = copy.deepcopy(self.model.state_dict())
+        read = member.belay.average_state_dict(name, readout=readout)
+        followed = {key for key, _ in self.model.named_parameters(remove_duplicate=False)}
+        for key, t in read.items():
+            end, start = exported[key].double(), own[key].double()
+            wanted = share * end + (1 - share) * start if key in followed else end
+            rounding = 4 * torch.finfo(t.dtype).eps if t.is_floating_point() else 0.0
+            torch.testing.assert_close(t.double(), wanted, rtol=rounding, atol=rounding, equal_nan=True)
+        with member.belay.averaged(name, readout=readout):
+            self._holds(read)
+            assert not unlike(member.belay.average_state_dict(name), exported)
 
     def _swap_inference(self, member: Member, name: str, exported) -> None:
         x = torch.ones(2, 3, dtype=torch.float32)

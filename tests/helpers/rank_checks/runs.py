@@ -120,8 +120,8 @@ class Run:
     def weights(self) -> dict[str, Tensor]:
         return {name: whole(p) for name, p in seams.named_parameters(self.model).items()}
 
-    def average(self, name: str = "average") -> dict[str, Tensor]:
-        return {key: whole(value) for key, value in self.belay.average_state_dict(name).items()}
+    def average(self, name: str = "average", **how: Any) -> dict[str, Tensor]:
+        return {key: whole(value) for key, value in self.belay.average_state_dict(name, **how).items()}
 
 
 def whole(t: Tensor) -> Tensor:

@@ -188,6 +188,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "begun": {"method": BELAY, "start": 2},
     "not begun": {"method": SWINGING, "start": 5},
     "own buffers": {"method": EMA},
+    "initial weights": {"method": BELAY, "spectators": {"short": EMA}, "keep_initial": True},
 }
 
 
@@ -227,6 +228,8 @@ def distributed_checkpoints_are_loaded_on_any_number_of_ranks(folder: Path) -> N
             agree(run.weights(), one.weights())
             for name in one.belay.state_dict()["averages"]:
                 agree(run.average(name), one.average(name))
+                if how == "initial weights":
+                    agree(run.average(name, readout=tb.readouts.bema()), one.average(name, readout=tb.readouts.bema()))
         ages, expected = (each.belay.state_dict()["averages"]["average"]["ages"] for each in (run, one))
         assert ages == expected
 
@@ -238,6 +241,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another start": ({"method": EMA, "start": 7}, "start=7"),
     "another model": ({"method": EMA, "tied": True}, ""),
     "another spectator": ({"method": EMA, "spectators": {"short": EMA}}, "short"),
+    "no initial weights": ({"method": EMA, "keep_initial": True}, "keep_initial"),
 }
 
 

@@ -407,3 +407,44 @@ def the_contract_holds_for_sharded_models(folder: Path) -> None:
         steps=3,
     )
     assert report.skipped == {}, report
+
+
+READOUTS = (tb.readouts.blend(0.65), tb.readouts.blend({"first.*": 0.25, "*": 1.0}), tb.readouts.bema())
+
+
+@on(2, 3, 4)
+def readouts_of_shards_are_those_of_one_process(folder: Path) -> None:
+    run, one = (make(BELAY, spectators={"ema": EMA}, keep_initial=True).train(range(3)) for make in (fsdp, Run))
+    before = everything(run)
+    for name in ("average", "ema"):
+        for readout in (*READOUTS, tb.readouts.centre()):
+            with CommDebugMode() as talk:
+                exported = run.belay.average_state_dict(name, readout=readout)
+            assert talk.get_total_counts() == 0
+            parameters = dict(run.model.named_parameters())
+            assert all(exported[key].placements == p.placements for key, p in parameters.items())
+            wanted = one.average(name, readout=readout)
+            agree({key: whole(t) for key, t in exported.items()}, wanted)
+            loss_of(run.model, batch(9))  # the root keeps what it gathered
+            with run.belay.averaged(name, readout=readout), one.belay.averaged(name, readout=readout):
+                agree(run.weights(), one.weights())
+                torch.testing.assert_close(loss_of(run.model, batch(9)), loss_of(one.model, batch(9)))
+                assert same(run.belay.average_state_dict(name, readout=readout), exported)
+            full = run.belay.average_state_dict(name, full=True, readout=readout)
+            if dist.get_rank() == 0:
+                agree(full, wanted)
+    assert same(everything(run), before)
+    agree(run.train(range(3, 5)).average(), one.train(range(3, 5)).average())
+
+
+@on(2, 3, 4)
+def initial_weights_are_sharded_like_their_parameters_and_begin_again_with_them(folder: Path) -> None:
+    run = fsdp(BELAY, keep_initial=True)
+    parameters = dict(run.model.named_parameters())
+    for step in (0, 2):
+        run.train(range(step, step + 2))
+        run.belay.reset()
+        for name, w0 in run.belay.state_dict()["averages"]["average"]["initial"].items():
+            p = parameters[name]
+            assert (w0.device_mesh, w0.placements, w0.shape) == (p.device_mesh, p.placements, p.shape)
+            assert torch.equal(here(w0), here(p))

@@ -1,0 +1,51 @@
+"""The weights at which averages began, for readouts that need them."""
+
+import torch
+from torch import Tensor
+
+from .shard import local
+
+
+class Initial:
+    """w0: copies of the weights at which their averages began, one per parameter, whatever the number of averages.
+
+    They have the dtype of the averages and are on their devices. Only a new beginning changes them. If they are not
+    `kept`, there are none, and all of this does nothing.
+    """
+
+    def __init__(self, *, kept: bool) -> None:
+        self.kept = kept
+        self._each: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of w1: w1, and w0
+
+    def of(self, w1: Tensor) -> Tensor:
+        """Return the initial weights of a parameter."""
+        return self._each[id(w1)][1]
+
+    def knows(self, w1: Tensor) -> bool:
+        """Whether the initial weights of a parameter are kept."""
+        return id(w1) in self._each
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def follow(self, w1: Tensor, w2: Tensor) -> None:
+        """Go where the average of a parameter is; if none are kept of it, its average has begun just now: copy it."""
+        if not self.kept:
+            return
+        if not self.knows(w1):
+            self._each[id(w1)] = w1, w2.detach().clone()
+        elif local(self.of(w1)).device != local(w2).device:
+            self._each[id(w1)] = w1, self.of(w1).to(local(w2).device)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def renew(self, w1: Tensor, w2: Tensor) -> None:
+        """Take the average of a parameter, which has begun again just now."""
+        if self.knows(w1) and local(self.of(w1)).shape == local(w2).shape:
+            local(self.of(w1)).copy_(local(w2))
+        else:
+            self.forget(w1)
+            self.follow(w1, w2)
+
+    def forget(self, w1: Tensor) -> None:
+        """Keep nothing of a parameter any more."""
+        self._each.pop(id(w1), None)

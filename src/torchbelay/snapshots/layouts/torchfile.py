@@ -1,0 +1,230 @@
+"""Files of torch.save: one, or the shards that an index of Hugging Face names.
+
+They are mapped into memory and read without running code (`weights_only=True`). A file may be a training checkpoint
+that holds more than weights: the weights are then one of its entries, and the rest is carried along.
+"""
+
+import mmap
+import os
+import pickle
+import threading
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.serialization import set_default_mmap_options, skip_data
+
+from torchbelay.snapshots.checkpoint import Checkpoint, Output, TensorInfo
+from torchbelay.snapshots.files import reserve
+
+from .checksums import renew_checksums
+
+
+class TorchCheckpoint(Checkpoint):
+    """The weights in a file of torch.save, or in several files in a folder."""
+
+    def __init__(self, path: Path, files: Iterable[Path], key: str | None, companions: Iterable[Path] = ()) -> None:
+        self.path = path
+        self.files = tuple(files)
+        self.layout = "a file of torch.save" if len(self.files) == 1 else f"{len(self.files)} files of torch.save"
+        self.metadata: dict[str, str] = {}
+        self.key = key
+        self.found: dict[str, tuple[Path, Tensor]] = {}
+        self.beside: list[str] = []  # entries beside the weights
+        for file in self.files:
+            whole = load(file)
+            state, beside = find_state(whole, key, str(file))
+            self.beside += beside
+            for name, tensor in state.items():
+                if isinstance(tensor, Tensor):
+                    self.found[name] = file, _plain(tensor, name, file)
+                else:
+                    self.beside.append(name)
+        self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, (_, t) in self.found.items()}
+        self.sliceable = all(tensor.is_contiguous() for _, tensor in self.found.values())
+        self.companions = tuple(companions)
+
+    def read_into(self, name: str, start: int, out: Tensor) -> None:
+        """Read `out.numel()` elements of a tensor, in row-major order from number `start`, into a flat tensor."""
+        out.copy_(self.found[name][1].reshape(-1)[start : start + out.numel()])
+
+    @property
+    def tied(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of names that share one tensor."""
+        groups: dict[object, list[str]] = {}
+        for name, (file, tensor) in self.found.items():
+            if tensor.numel():
+                groups.setdefault((file, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()), []).append(
+                    name
+                )
+        return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+    def output(self, destination: Path, about: Mapping[str, str], apart: Collection[str] = ()) -> Output:
+        """Begin files of the same entries. Tied weights stay tied, except those named in `apart`."""
+        return _Files(self, destination, apart)
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self.found = {}
+
+
+def load(file: Path) -> Any:
+    """Load what torch.save wrote, mapped into memory if the file is of the format that allows it."""
+    try:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as problem:
+            if "mmap can only be used" not in str(problem):
+                raise
+            return torch.load(file, map_location="cpu", weights_only=True)  # before torch 1.6
+    except pickle.UnpicklingError as problem:
+        raise ValueError(
+            f"{file} holds Python objects besides tensors, which may run code when they are read; save the state dict "
+            f"alone: torch.save(model.state_dict(), path)"
+        ) from problem
+    except (RuntimeError, EOFError) as problem:
+        raise ValueError(f"{file} is not a file of torch.save, or a damaged one; write or copy it again") from problem
+
+
+def find_state(whole: Any, key: str | None, where: str) -> tuple[MutableMapping[str, Any], list[str]]:
+    """Return the weights in a checkpoint, and the names of the entries beside them.
+
+    `key` leads to them ("model", or "ema.shadow" for an entry of an entry). Without it, the checkpoint must itself be
+    a state dict, or have exactly one entry that is one.
+    """
+    if key is not None:
+        state = whole
+        beside: list[str] = []
+        for part in key.split("."):
+            if not isinstance(state, Mapping) or part not in state:
+                raise ValueError(f"key={key!r} is not in {where}, which holds {_held(state)}; give one of these")
+            beside += [str(name) for name in state if name != part]
+            state = state[part]
+        if not _is_state(state):
+            raise ValueError(f"key={key!r} in {where} is not a state dict but {_held(state)}; give another key")
+        return state, beside
+    if _is_state(whole):
+        return whole, []
+    entries = [name for name, value in whole.items() if _is_state(value)] if isinstance(whole, Mapping) else []
+    if len(entries) != 1:
+        what = f"several state dicts ({_names(entries)})" if entries else f"no state dict but {_held(whole)}"
+        raise ValueError(f"{where} holds {what}; say which entry holds the weights: key='...'")
+    return whole[entries[0]], [str(name) for name in whole if name != entries[0]]
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is a state dict: names and tensors, perhaps with an entry of another kind."""
+    if not isinstance(value, MutableMapping) or not all(isinstance(name, str) for name in value):
+        return False
+    tensors = sum(isinstance(item, Tensor) for item in value.values())
+    return tensors > 0 and not any(isinstance(item, Mapping) and item for item in value.values())
+
+
+def _held(value: Any) -> str:
+    return f"the entries {_names(value)}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+
+
+def _names(names: Iterable[object]) -> str:
+    listed = [str(name) for name in names]
+    return ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "")
+
+
+def _plain(tensor: Tensor, name: str, file: Path) -> Tensor:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+        raise ValueError(f"{file}: {name!r} is {kind}, which cannot be averaged by elements; make it dense first")
+    return tensor.detach()
+
+
+class _Files(Output):
+    """Files of torch.save like those of another checkpoint; what is not a weight is kept.
+
+    They are saved without the bytes of their tensors and mapped into memory, and then the tensors are written in parts.
+    """
+
+    def __init__(self, like: TorchCheckpoint, destination: Path, apart: Collection[str]) -> None:
+        if os.name == "nt":
+            raise NotImplementedError("files of torch.save are written in place, which Windows cannot; use safetensors")
+        self.paths = {file: destination / file.name if like.path.is_dir() else destination for file in like.files}
+        self.targets: dict[str, Tensor] = {}
+        self.missing = {name: info.numel for name, info in like.tensors.items()}
+        self.counting = threading.Lock()
+        with torch.inference_mode(False):  # other threads could not write to inference tensors
+            for file, path in self.paths.items():
+                self._begin(file, path, like.key, apart)
+
+    def _begin(self, file: Path, path: Path, key: str | None, apart: Collection[str]) -> None:
+        whole = load(file)
+        state, _ = find_state(whole, key, str(file))
+        _give_memory(state, _tensors(whole), apart)
+        with skip_data():
+            torch.save(whole, path)
+        reserve(path, path.stat().st_size)
+        with set_default_mmap_options(mmap.MAP_SHARED):
+            made = load(path)
+        weights, _ = find_state(made, key, str(path))
+        own = {name: tensor.detach() for name, tensor in weights.items() if isinstance(tensor, Tensor)}
+        ours = {id(tensor) for tensor in weights.values()}
+        for old, new in zip(_tensors(whole), _tensors(made), strict=True):
+            if id(new) not in ours:
+                new.detach().copy_(old.detach())
+        self.targets |= own
+
+    def write(self, name: str, values: Tensor, start: int = 0) -> None:
+        """Write elements of a tensor, or, if it does not lie in rows, all of them."""
+        target = self.targets[name]
+        if target.is_contiguous():
+            target.view(-1)[start : start + values.numel()].copy_(values.view(-1))
+        else:
+            target.copy_(values.view(target.shape))
+        with self.counting:
+            self.missing[name] -= values.numel()
+
+    def finish(self) -> None:
+        """Complete the files."""
+        if missing := [name for name, count in self.missing.items() if count]:
+            raise ValueError(f"not written whole: {', '.join(missing[:3])}; write every element once")
+        self.close()
+        for path in self.paths.values():
+            renew_checksums(path)
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self.targets = {}
+
+
+def _give_memory(state: MutableMapping[str, Any], everything: Sequence[Tensor], apart: Collection[str]) -> None:
+    """Replace weights by empty ones if their memory is also that of something else, or larger than they are.
+
+    Tied weights, several names of one tensor, stay tied, except those named in `apart`.
+    """
+    users: dict[int, int] = {}
+    for tensor in everything:
+        users[_memory(tensor)] = users.get(_memory(tensor), 0) + 1
+    groups: dict[object, list[str]] = {}
+    for name, tensor in state.items():
+        if isinstance(tensor, Tensor) and tensor.numel():
+            view = (_memory(tensor), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            groups.setdefault(name if name in apart else view, []).append(name)
+    for names in groups.values():
+        old = state[names[0]]
+        if users[_memory(old)] == len(names) and old.untyped_storage().nbytes() == old.numel() * old.element_size():
+            continue
+        empty = torch.empty(old.shape, dtype=old.dtype, device="cpu")
+        for name in names:
+            parameter = isinstance(state[name], nn.Parameter)
+            state[name] = nn.Parameter(empty, state[name].requires_grad) if parameter else empty
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return all tensors in dicts, lists and tuples, in the order in which they are saved."""
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for item in inner for tensor in _tensors(item)]
