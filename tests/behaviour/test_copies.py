@@ -239,3 +239,22 @@ def test_the_effective_rate_of_a_moving_theta_is_the_optimizers() -> None:
     for step in range(8):
         train(model, optimizer, 1, first=step)
         assert belay.stats()["effective_lr"] == 0.1
+
+
+@pytest.mark.parametrize("how", ["foreach", "reference"])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_every_nth_step_makes_up_for_those_between_also_if_a_schedule_ends_at_rest(how: Any, by_hand: bool) -> None:
+    decay = linear(0.5, 1.0, steps=4)  # a decay of 1 at step 4: the coupling there is that of step 3, then a rest
+    model = nn.Linear(2, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, None if by_hand else optimizer, methods.ema(decay), every=2, impl=how)
+    expected = model.weight.detach().clone()
+    for step in range(1, 7):
+        model(torch.randn(3, 2, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+        if by_hand:
+            belay.update()
+        if step % 2 == 0:
+            left = decay(step - 1) * decay(step)
+            expected += (1 - left) * (model.weight.detach() - expected)
+        assert torch.allclose(belay.average_state_dict()["weight"], expected, rtol=0, atol=1e-14)

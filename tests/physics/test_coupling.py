@@ -185,6 +185,13 @@ def test_then_is_the_product_of_two_free_maps_and_follows_as_the_later_one() -> 
             assert (total.p, total.q) == (1 - total.a, total.b if d.q else 0)
 
 
+@pytest.mark.parametrize("c", [Coupling(0.0, 0.25, 1.0, 0.25), Coupling(0.0, 0.25, 1.0, 0.0)], ids=str)
+def test_a_rest_after_or_before_a_coupling_changes_nothing_of_it(c: Coupling) -> None:
+    rest = Coupling(0.0, 0.0, 1.0, 0.0)
+    assert c.then(rest) == rest.then(c) == c
+    assert rest.then(rest) == rest
+
+
 @pytest.mark.parametrize(
     "c", [Coupling(-0.9, 1.0, 1.0, 0.0), Coupling(0.1, 0.1, 1.0, 0.0), Coupling(0.1, 0.2, 0.9, 0.1)], ids=str
 )

@@ -187,6 +187,43 @@ def test_an_average_that_was_given_rates_is_not_used(tmp_path: Path) -> None:
     assert {step for name, step in found.weights if name == "power_05"} == {5, 10, 15, 20, 25}
 
 
+@pytest.mark.parametrize("how", ["change", "strict=False"])
+def test_an_average_whose_method_was_changed_is_not_used(tmp_path: Path, how: str) -> None:
+    model = mlp(torch.float64)
+
+    def attach(method: tb.Method) -> tb.Belay:
+        return tb.Belay(model, None, method, spectators=tb.snapshots.defaults())
+
+    def updates(belay: tb.Belay, count: int) -> None:
+        for _ in range(count):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p += torch.randn_like(p)
+            belay.update()
+
+    belay = attach(tb.methods.ema(0.9))
+    made = Recorder(belay, tmp_path, every=5)
+    updates(belay, 7)
+    if how == "change":
+        belay.change(tb.methods.ema(0.99))
+    else:
+        made.close()
+        state = belay.state_dict()
+        belay = attach(tb.methods.ema(0.99))
+        with pytest.warns(tb.BelayWarning, match="from now on"):
+            belay.load_state_dict(state, strict=False)
+        made = Recorder(belay, tmp_path, every=5)
+    updates(belay, 8)
+    made.close()
+    resumed = attach(tb.methods.ema(0.99))
+    resumed.load_state_dict(belay.state_dict())
+    with Recorder(resumed, tmp_path, every=5):  # a resume does not forget it
+        updates(resumed, 10)
+    found = synthesize(tmp_path, window(10), max_error=1.0)
+    assert {step for name, step in found.weights if name == "average"} <= {0, 5, 7}
+    assert {step for name, step in found.weights if name == "power_05"} >= {10, 15, 20, 25}
+
+
 def test_nothing_is_recorded_before_the_averages_begin(tmp_path: Path) -> None:
     run = Walk(size=3, start=12)
     with run.record(tmp_path, every=5):

@@ -49,24 +49,29 @@ def test_a_step_costs_the_copy_of_the_tensors(tmp_path: Path) -> None:
     belay = tb.Belay(model, optimizer, tb.methods.ema(0.9), spectators=tb.snapshots.defaults())
     model.weight.grad, model.bias.grad = torch.randn(1000, 1000), torch.randn(1000)
 
-    def timed(what: Any) -> float:
-        began = time.perf_counter()
-        what()
-        return time.perf_counter() - began
+    def least(what: Any) -> float:
+        """Return the least processor time of several; nobody waits here, as the disk is busy to the end."""
+        times = []
+        for _ in range(20):
+            began = time.thread_time()
+            what()
+            times.append(time.thread_time() - began)
+        return min(times)
 
-    plain = sorted(timed(optimizer.step) for _ in range(15))[7]
+    plain = least(optimizer.step)
     average = belay.average_state_dict()["weight"]
-    copy = sorted(timed(lambda: [average.clone() for _ in range(3)]) for _ in range(15))[7]
+    kept: list[torch.Tensor] = []
+    copy = least(lambda: kept.extend(average.clone() for _ in range(3)))  # to fresh memory, as the recorder does
     go = threading.Event()
     made = Recorder(belay, tmp_path, every=1)
     made.wait()
-    made._background.add(lambda: go.wait(20) and None, 0)  # the disk is busy
-    recorded = sorted(timed(optimizer.step) for _ in range(15))[7]
+    made._background.add(lambda: go.wait(60) and None, 0)  # the disk is busy
+    recorded = least(optimizer.step)
     waiting = len(made._background.waiting)
     go.set()
     made.close()
-    assert waiting == 16
-    assert recorded < 2 * plain + 5 * copy + 0.02
+    assert waiting == 21
+    assert recorded < 3 * plain + 4 * copy + 0.01
 
 
 def test_a_disk_that_is_too_slow_costs_snapshots_and_not_time(tmp_path: Path, monkeypatch: Any) -> None:

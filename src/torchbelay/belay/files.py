@@ -24,35 +24,50 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = destination(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # same folder: a rename crosses no disks
     try:
-        temporary.touch()
-        permissions = temporary.stat().st_mode & 0o777  # the user's usual ones; some libraries write with fewer
-        temporary.unlink()
+        permissions = usual_permissions(path.parent)
         yield temporary
         temporary.chmod(permissions)
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def destination(path: str | os.PathLike[str]) -> Path:
-    """Return the file that a path leads to, through symbolic links; refuse, with the cure, if none can be put there."""
+def destination(path: str | os.PathLike[str], *, argument: str = "path") -> Path:
+    """Return the file that a path leads to, through symbolic links; refuse, with the cure, if none can be put there.
+
+    `argument` is the name that the path has for the user.
+    """
     real = Path(os.path.realpath(path))
     if real.is_dir() or os.fspath(path).endswith(("/", os.sep)):
-        raise IsADirectoryError(f"path={os.fspath(path)!r} is a folder; give the name of a file in it")
+        raise IsADirectoryError(f"{argument}={os.fspath(path)!r} is a folder; give the name of a file in it")
     if real.is_symlink():
-        raise OSError(f"path={os.fspath(path)!r} is a symbolic link that leads back to itself; remove it first")
+        raise OSError(f"{argument}={os.fspath(path)!r} is a symbolic link that leads back to itself; remove it first")
     if real.exists() and not real.is_file():
-        raise OSError(f"path={os.fspath(path)!r} is not a file but a device, a pipe or a socket; give another name")
+        raise OSError(
+            f"{argument}={os.fspath(path)!r} is not a file but a device, a pipe or a socket; give another name"
+        )
     if not real.parent.is_dir():
-        raise FileNotFoundError(f"path={os.fspath(path)!r}: there is no folder {str(real.parent)!r}; make it first")
+        raise FileNotFoundError(
+            f"{argument}={os.fspath(path)!r}: there is no folder {str(real.parent)!r}; make it first"
+        )
     return real
 
 
-def _sync(path: Path) -> None:
+def usual_permissions(folder: Path) -> int:
+    """Return the permissions that the user's new files have in a folder; some libraries write with fewer."""
+    probe = folder / f".{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        probe.touch()
+        return probe.stat().st_mode & 0o777
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
     """Wait until a file or folder is on the disk: after a crash, a rename could otherwise point to an empty file."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder

@@ -6,13 +6,14 @@ optimizers      a list of [steps, began, names]: the steps of an optimizer, whet
                 names of the parameters that it trains
 
 Its `step` is the largest count, and `began` is 2 if only some averages have begun. What a parameter needs is its age,
-so a state fits any optimizers that train the same parameters, in whatever way they share them.
+so a state fits any optimizers that train the same parameters, in whatever way they share them. A parameter that came
+from another optimizer may be older than its optimizer's count; the count is raised to its age when the state is loaded.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .checkpoint import damaged
+from .checks import damaged, named
 from .options import Options
 
 _BUFFERS = ("buffers", "own_buffers")  # what a state has of an average that is not by parameter
@@ -87,7 +88,7 @@ def _trained(state: Mapping[str, Any], i: int, names: Sequence[str], known: list
     found = [rows[name] for name in names if name in rows] or [known[i % len(known)]]
     if len({row.began for row in found}) > 1:
         _refuse_some({"began": _SOME})
-    steps = max(row.steps for row in found)
+    steps = max(*(row.steps for row in found), *_ages(state, names, most=sum(row.steps for row in known)))
     return Trained(max(steps, *_ages_of_buffers(state)) if i == 0 else steps, found[0].began, names)
 
 
@@ -100,10 +101,20 @@ def _refuse_some(state: Any) -> None:
         )
 
 
+def _ages(state: Mapping[str, Any], names: Sequence[str], *, most: int) -> list[int]:
+    """Return the ages of parameters; none has seen more steps than all optimizers took, unless it is damaged."""
+    found = [saved["ages"].get(name) for saved in state["averages"].values() for name in names]
+    return [0, *(age for age in found if isinstance(age, int) and age <= most)]  # what is damaged is found later
+
+
 def _ages_of_buffers(state: Mapping[str, Any]) -> list[int]:
     """Return the ages of averaged buffers, which may have followed another optimizer than the one that is first now."""
-    found = [saved["own_buffers"] for saved in state["averages"].values()]
-    ages = [row[2] for rows in found if isinstance(rows, list) for row in rows]
+    averages = named("averages", state["averages"])
+    found = [named(f"average {name!r}", saved)["own_buffers"] for name, saved in averages.items()]
+    rows = [row for each in found if isinstance(each, list) for row in each]
+    if not all(isinstance(row, list) and len(row) == 4 and isinstance(row[2], int) for row in rows):
+        raise TypeError("own_buffers")
+    ages = [row[2] for row in rows]
     return [0, *(age for age in ages if age <= state["step"])]  # one that is older is damaged, which is found later
 
 

@@ -58,6 +58,7 @@ class Stepper:
         self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
         self._attached = False
         self._hooks: StepHooks | None = None
+        self.at_detach: list[Callable[[], None]] = []  # what else is to be taken off the optimizer
 
     def attach(self) -> None:
         """Follow the optimizer's steps, or wait for steps by hand."""
@@ -69,7 +70,9 @@ class Stepper:
         """Follow no more steps: the optimizer is as it was."""
         if self._hooks is not None and self.optimizer is not None:
             self._hooks.remove(self.optimizer, self)
-        self._attached, self._hooks = False, None
+        for remove in self.at_detach:
+            remove()
+        self._attached, self._hooks, self.at_detach = False, None, []
         self.backend.wait()
         self.forget_the_step()
 

@@ -113,13 +113,15 @@ class Coupling:
     def then(self, later: "Coupling") -> "Coupling":
         """Return this coupling followed by `later` as one coupling; needs p = 1 − a and q = 0 or q = b of both.
 
-        Such couplings only close a part of the distance between w1* and w2, and two such parts make one.
+        Such couplings only close a part of the distance between w1* and w2, and two such parts make one. It follows the
+        weights that `later` follows; if that one is at rest, those that this one follows.
         """
         self._check_relaxes()
         later._check_relaxes()
         left = 1 - self.rate
         a, b = self.a + later.a * left, self.b + later.b * left
-        return Coupling(a, b, 1 - a, b if later.q else 0.0)
+        last = later if later.b else self  # q = 0 means follow="before" only if b is not 0 too
+        return Coupling(a, b, 1 - a, b if last.q else 0.0)
 
     def _check_relaxes(self) -> None:
         if not self.relaxes:

@@ -5,6 +5,7 @@ waits for `Content.ready`.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from .folder import Session, Snapshot, Story, Told, file_name
 from .targets import parse
 
 GIVEN = "rates given to update()"  # a table that no history has
+CHANGED = "another method before"  # likewise
 
 
 class Content(NamedTuple):
@@ -49,6 +51,9 @@ class Source:
         self.belay, self.model, self.parts = belay, belay._model, belay._parts
         self._before: dict[str, nn.Parameter] = {}  # parameters that were trained when they were last looked at
         self.given = False  # whether the main average ever moved at a rate that was given for one step
+        self.changed: set[str] = (
+            set()
+        )  # averages whose method was changed in a part of the run that was recorded before
 
     @property
     def era(self) -> int:
@@ -137,9 +142,11 @@ class Source:
 
     def _told(self, name: str, trained: Iterable[str]) -> Told:
         found = told_of(name, self.parts.averages[name].entries, self.belay._options.every, trained)
-        if name == MAIN and self.given:
-            return Told(tuple(story._replace(table=GIVEN) for story in found.stories), found.other)
-        return found
+        changed = name in self.changed or any(part.averages.each[name].changed for part in self.parts.each)
+        table = GIVEN if name == MAIN and self.given else CHANGED if changed else None
+        if table is None:
+            return found
+        return Told(tuple(story._replace(table=table) for story in found.stories), found.other)
 
     def _counts(self, trained: Mapping[str, nn.Parameter], step: int) -> dict[str, int]:
         """Return the steps of tensors whose own optimizer has taken another number of them."""
@@ -197,11 +204,17 @@ def text_of(method: Method) -> tuple[str, bool]:
         return type(method).__qualname__, False
     if not type(method).__module__.startswith("torchbelay.physics."):  # a class of the user's may have any name
         return text, False
+    return text, _numbered(method) and _can_be_read(text)
+
+
+@cache
+def _can_be_read(text: str) -> bool:
+    """Whether a text makes its method again; asked once, for reading a text takes a millisecond of a step."""
     try:
         parse(text)
     except ValueError:
-        return text, False
-    return text, _numbered(method)
+        return False
+    return True
 
 
 def _numbered(method: Method) -> bool:

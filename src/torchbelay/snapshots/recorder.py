@@ -20,7 +20,7 @@ from torchbelay.belay.shard import is_first_rank
 from torchbelay.physics import arguments
 from torchbelay.physics.warnings import warn
 
-from .content import GIVEN, Content, Source, text_of
+from .content import CHANGED, GIVEN, Content, Source, text_of
 from .folder import Folder, Session, history_name, rest_name
 from .history import History
 from .spacing import Rhythm, Spacing
@@ -138,7 +138,9 @@ class Recorder:
             raise NotADirectoryError(f"folder={str(self.folder)!r} is a file; give a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
         found = Folder(self.folder)
-        self._source.given = any(story.table == GIVEN for each in found.snapshots for story in each.told.stories)
+        tables = {(each.average, story.table) for each in found.snapshots for story in each.told.stories}
+        self._source.given = any(table == GIVEN for _, table in tables)
+        self._source.changed = {name for name, table in tables if name is not None and table == CHANGED}
         if found.last > 0 and self._belay.step == 0:
             raise ValueError(
                 f"folder={str(self.folder)!r} holds snapshots up to step {found.last}, and this Belay is at step 0: to "
