@@ -11,7 +11,7 @@ from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import optim, snapshots
-    from .belay import Belay
+    from .belay import Belay, load_average
     from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
@@ -25,6 +25,7 @@ __all__ = [
     "Method",
     "Spring",
     "UnstableSpringWarning",
+    "load_average",
     "methods",
     "optim",
     "readouts",
@@ -40,6 +41,7 @@ _OBJECTS = {
     "Method": "torchbelay.physics.method",
     "Spring": "torchbelay.physics.spring",
     "UnstableSpringWarning": "torchbelay.physics.warnings",
+    "load_average": "torchbelay.belay",
 }
 _MODULES = {
     "belay": "torchbelay.belay",

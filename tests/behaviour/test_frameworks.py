@@ -1,10 +1,11 @@
-"""Models and optimizers as accelerate, Fabric and Lightning hand them out.
+"""Models and optimizers as accelerate, Fabric, Lightning and Transformers' trainer have them.
 
 The wrappers of Fabric and Lightning are tested twice: the real ones if the package is installed, and stand-ins with the
 same names and attributes, so that what Belay does is tested without the package.
 """
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -233,3 +234,37 @@ def test_what_a_wrapper_holds_is_checked_and_named_with_the_wrapper(monkeypatch:
     stand_in(monkeypatch, "accelerate.optimizer", AcceleratedOptimizer=StandInOptimizer)
     with pytest.raises(TypeError, match="optimizer=str inside StandInOptimizer is not"):
         tb.Belay(mlp(), StandInOptimizer("adam"), EMA)  # type: ignore[arg-type]
+
+
+# Transformers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_trainer_resumes_averages_that_are_saved_with_its_optimizer(tmp_path: Path) -> None:
+    """The trainer saves and loads model, optimizer and scheduler, and knows nothing of Belay."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    words = [torch.randint(12, (5,), generator=torch.Generator().manual_seed(i)) for i in range(12)]
+
+    def trained(folder: str, seed: int, **how: Any) -> tuple[nn.Module, tb.Belay]:
+        torch.manual_seed(seed)
+        shape = {"vocab_size": 12, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 6}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, bos_token_id=1, eos_token_id=1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        belay = tb.Belay(model, optimizer, tb.methods.ema(0.9, warmup="ratio"), save_with_optimizer=True)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / folder), max_steps=6, save_steps=3, per_device_train_batch_size=2, report_to=[],
+            use_cpu=True, disable_tqdm=True, seed=1, logging_strategy="no",
+        )  # fmt: skip
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=6)
+        data = [{"input_ids": each, "labels": each} for each in words]
+        trainer = transformers.Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, schedule))
+        trainer.train(**how)
+        return model, belay
+
+    model, belay = trained("first", 0)
+    again, again_belay = trained("second", 5, resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-3"))
+    assert again_belay.step == belay.step == 6
+    assert same(values(again), values(model))
+    assert same(again_belay.state_dict(), belay.state_dict())

@@ -57,6 +57,35 @@ class Run:
         return [*self.model.state_dict().values(), *self.belay.average_state_dict().values()]
 
 
+@every_inner
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
+def test_a_module_that_is_an_average_follows_the_replays_of_a_captured_graph(inner: str, dtype: torch.dtype) -> None:
+    """Shared memory and, for 16-bit weights and buffers, copies that are part of the graph."""
+    run = Run(inner, "ema")
+    run.belay.detach()
+    run.model = nn.Sequential(nn.Linear(3, 50), nn.BatchNorm1d(50), nn.Tanh(), nn.Linear(50, 1)).to("cuda", dtype)
+    run.optimizer = INNER[inner](run.model.parameters())
+    run.belay, run.x = tb.Belay(run.model, run.optimizer, METHODS["ema"]), run.x.to(dtype)
+    made = run.belay.module()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for i in range(3):
+            run.step(i)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    run.optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        run.forward_and_backward()
+        run.optimizer.step()
+    for i in range(3, 8):
+        run.x.copy_(X[i])
+        graph.replay()
+        exported = run.belay.average_state_dict()
+        assert all(torch.equal(t, exported[name]) for name, t in made.state_dict().items())
+
+
 @every_method
 @every_inner
 @pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")

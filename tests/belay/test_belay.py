@@ -263,7 +263,7 @@ def test_stats_say_what_is_going_on(method: tb.Method, scale: float, regime: str
     assert stats["tension"] == pytest.approx(tension.item(), rel=1e-6)
     assert stats["tension_ratio"] == pytest.approx((tension / size).item(), rel=1e-6)
     assert stats["effective_lr"] == pytest.approx(scale * 1e-2, rel=1e-9)
-    assert stats["regime"] == regime
+    assert belay.regime == regime
 
 
 def test_stats_of_a_drift_agree_with_the_effective_learning_rate() -> None:

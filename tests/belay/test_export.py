@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def test_a_path_where_no_file_can_be_is_refused_before_anything_is_copied(
     (tmp_path / "old").write_text("old")
     path = make(tmp_path)
     there = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(tb.Belay, "average_state_dict", lambda *_, **__: pytest.fail("the average was copied"))
+    monkeypatch.setattr(tb.Belay, "_exported", lambda *_, **__: pytest.fail("the average was copied"))
     with pytest.raises(error, match=message):
         belay.save_average(path)
     assert sorted(tmp_path.iterdir()) == there
@@ -242,6 +243,113 @@ def test_an_unknown_average_is_refused(tmp_path: Path) -> None:
     _, _, belay = trained()
     with pytest.raises(ValueError, match="name='long' is no average"):
         belay.save_average(tmp_path / "average", "long")
+
+
+# In another dtype ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [None, "average", "short"], ids=["outside", "inside", "inside another"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model", [torch.float32, torch.bfloat16])
+def test_an_average_is_saved_in_any_dtype_and_not_rounded_to_the_models_before(
+    tmp_path: Path, dtype: torch.dtype, model: torch.dtype, inside: str | None
+) -> None:
+    _, _, belay = trained(model=with_batchnorm().to(model), spectators={"short": tb.Spring.ema(decay=0.5)})
+    kept = belay.state_dict()["averages"]["average"]["weights"]
+    statistics = {name: t for name, t in belay.average_state_dict().items() if name not in kept}
+    with nullcontext() if inside is None else belay.averaged(inside):
+        belay.save_average(tmp_path / "average", dtype=dtype)
+    found = load_file(tmp_path / "average")
+    expected = {name: t.to(dtype) for name, t in kept.items()}
+    expected |= {name: t.to(dtype) if t.is_floating_point() else t for name, t in statistics.items()}
+    assert same(dict(sorted(found.items())), dict(sorted(expected.items())))
+
+
+@pytest.mark.parametrize("inside", [None, "average", "the readout", "short"])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+@pytest.mark.parametrize("model", [torch.float32, torch.bfloat16])
+def test_so_is_a_readout(tmp_path: Path, dtype: torch.dtype | None, model: torch.dtype, inside: str | None) -> None:
+    net, _, belay = trained(model=mlp(model), spectators={"short": tb.Spring.ema(decay=0.5)})
+    kept = belay.state_dict()["averages"]["average"]["weights"]
+    expected = {name: 0.25 * p.detach().double() + 0.75 * kept[name].double() for name, p in net.named_parameters()}
+    readout = tb.readouts.blend(0.75)
+    blocks = {"the readout": {"readout": readout}, "short": {"name": "short"}, "average": {}}
+    with nullcontext() if inside is None else belay.averaged(**blocks[inside]):
+        belay.save_average(tmp_path / "average", readout=readout, dtype=dtype)
+    found = load_file(tmp_path / "average")
+    assert {t.dtype for t in found.values()} == {model if dtype is None else dtype}
+    rough = model == torch.bfloat16 and dtype is None
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name].double(), t, rtol=1e-2 if rough else 1e-6, atol=1e-7)
+
+
+def test_averaged_buffers_are_not_rounded_before_either(tmp_path: Path) -> None:
+    _, _, belay = trained(model=with_batchnorm().to(torch.bfloat16), buffers="average")
+    belay.save_average(tmp_path / "average", dtype=torch.float32)
+    kept = belay.state_dict()["averages"]["average"]["buffers"]["1.running_mean"]
+    assert kept.dtype == torch.float32
+    assert not torch.equal(kept, kept.bfloat16().float())
+    assert torch.equal(load_file(tmp_path / "average")["1.running_mean"], kept)
+
+
+def test_tied_weights_of_another_dtype_stay_equal_and_complex_ones_complex(tmp_path: Path) -> None:
+    model = nn.ParameterDict({"a": torch.randn(3), "z": torch.randn(3, dtype=torch.complex128)})
+    model["b"] = model["a"]
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+    belay.save_average(tmp_path / "average", dtype=torch.float32)
+    found = load_file(tmp_path / "average")
+    assert found["z"].dtype == torch.complex64
+    assert torch.equal(found["a"], found["b"])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, "float32", torch.complex64, torch.float8_e4m3fn])
+def test_a_dtype_that_cannot_hold_an_average_is_refused(tmp_path: Path, dtype: Any) -> None:
+    _, _, belay = trained()
+    with pytest.raises(ValueError, match=r"dtype=.* cannot hold an average; use one of torch\.float32"):
+        belay.save_average(tmp_path / "average", dtype=dtype)
+    assert not list(tmp_path.iterdir())
+
+
+# The model's own weights --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffers", ["copy", "average", "ignore"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_models_own_weights_are_at_hand_inside_the_block_too(dtype: torch.dtype, buffers: Any) -> None:
+    model, optimizer, belay = trained(model=with_batchnorm().to(dtype), buffers=buffers, spectators={"short": EMA})
+    own = values(model)
+    assert same(dict(belay.model_state_dict()), own)
+    for name in ("average", "short"):
+        with belay.averaged(name):
+            assert not torch.equal(model.state_dict()["0.weight"], own["0.weight"])
+            assert same(dict(belay.model_state_dict()), own)
+    kept = belay.model_state_dict()
+    assert kept._metadata == model.state_dict()._metadata
+    train(model, optimizer, 1)
+    assert same(dict(kept), own)  # copies
+    assert same(dict(belay.model_state_dict(full=True)), values(model))
+
+
+def test_they_are_the_models_own_inside_the_block_of_another_belay_and_after_detach() -> None:
+    model, optimizer, belay = trained()
+    other = tb.Belay(model, optimizer, tb.Spring.ema(decay=0.5))
+    train(model, optimizer, 2)
+    own = values(model)
+    with other.averaged():
+        assert same(dict(belay.model_state_dict()), own)
+        belay.detach()
+        assert same(dict(belay.model_state_dict()), own)
+
+
+def test_they_have_clean_names_and_load_into_a_plain_model() -> None:
+    model = torch.compile(with_batchnorm(), backend="eager")
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+    with torch.inference_mode(), belay.averaged():
+        found = belay.model_state_dict()
+    plain = with_batchnorm(seed=1)
+    plain.load_state_dict(found, strict=True)
+    assert same(values(plain), values(model._orig_mod))
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

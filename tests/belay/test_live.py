@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchbelay as tb
+from helpers import seams
 from helpers.live import assert_is, shared, shares_average, values_of
 from helpers.operations import Memory
 from helpers.small import BELAY, EMA, attached, batch, mlp, same, snapshot, train, with_batchnorm
@@ -141,6 +142,32 @@ def test_of_several_optimizers_there_is_one_module() -> None:
         assert_is(made, belay)
         assert same(values_of(tensors), before)
     belay.reset()
+    assert_is(made, belay)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_of_optimizers_in_the_backward_each_step_looks_at_its_own_parameter(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_batchnorm().to(dtype)
+    optimizers = {p: torch.optim.SGD([p], lr=0.05) for p in model.parameters()}
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    belay = tb.Belay(model, optimizers.values(), EMA)
+    made = belay.module()
+    model(batch(9, dtype)).square().mean().backward()  # the first step forms cohorts
+    looks = seams.looks(monkeypatch)
+    for step in range(4):
+        model.zero_grad()
+        model(batch(step, dtype)).square().mean().backward()
+        assert_is(made, belay)
+    assert looks.count == 0
+    weight = model[3].weight
+    model[3].double()
+    model.zero_grad()
+    weight.grad = torch.ones_like(weight)
+    optimizers[weight].step()
+    assert looks.count == 1
     assert_is(made, belay)
 
 

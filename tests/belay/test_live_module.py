@@ -17,7 +17,20 @@ import torchbelay as tb
 from helpers import seams
 from helpers.live import assert_is, output, shared, shares_average
 from helpers.operations import Memory
-from helpers.small import BELAY, EMA, SWINGING, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
+from helpers.small import (
+    BELAY,
+    EMA,
+    SWINGING,
+    WHERE,
+    attached,
+    batch,
+    mlp,
+    same,
+    snapshot,
+    train,
+    values,
+    with_batchnorm,
+)
 from helpers.zoo import ZOO, Transformer
 
 OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -51,6 +64,23 @@ def test_after_every_step_it_is_the_average(method: Any, options: dict[str, Any]
     if "dtype" not in options:
         assert shares_average(made, belay)
         assert shares_average(short, belay, "short")
+
+
+@pytest.mark.parametrize("kind", [tb.optim.AdamW, tb.optim.SGD], ids=lambda kind: kind.__name__)
+def test_in_one_pass_with_the_optimizer_it_is_the_average_too(kind: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(WHERE)
+    optimizer = kind(model.parameters(), lr=0.01)
+    belay = tb.Belay(model, optimizer, BELAY, impl="triton")
+    made = belay.module()
+    for step in range(3):
+        train(model, optimizer, 1, first=step)
+        assert "in one pass" in repr(belay)
+        assert_is(made, belay)
+    assert shares_average(made, belay)
+    loss = made(batch(0).to(WHERE).requires_grad_()).sum()
+    train(model, optimizer, 1, first=3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -458,6 +488,39 @@ def test_weights_that_it_shares_with_the_model_are_the_models_own_inside_average
     assert_is(made, belay)
 
 
+def test_a_module_that_is_made_inside_averaged_of_another_average_is_right_after_it() -> None:
+    """What it shares with the model lies elsewhere inside the block."""
+    for entered in ("all", "average"):
+        model = with_batchnorm()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, lambda name, p: EMA if name[0] == "0" else None, spectators={"all": EMA})
+        train(model, optimizer, 2)
+        with belay.averaged(entered):
+            made = {name: belay.module(name) for name in ("average", "all")}
+            torch.optim.swa_utils.update_bn([batch(1), batch(2)], model)
+            assert_is(made["average"], belay, buffers=entered == "all")
+        for name in ("average", "all"):
+            assert_is(made[name], belay, name)
+        assert shared(made["average"][3].bias, model[3].bias)
+        train(model, optimizer, 1, first=2)
+        for name in ("average", "all"):
+            assert_is(made[name], belay, name)
+
+
+def test_steps_look_closer_only_if_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model, optimizer, belay = attached(EMA, model=with_batchnorm().to(dtype), buffers="average")
+        made = belay.module()
+        train(model, optimizer, 1, first=9)  # the first step forms cohorts
+        looks = seams.looks(monkeypatch)
+        train(model, optimizer, 3)
+        assert looks.count == 0
+        made.double()
+        train(model, optimizer, 3, first=3)
+        assert looks.count == 1
+        assert_is(made.to(dtype), belay, buffers=False)
+
+
 def test_buffers_that_update_bn_found_inside_averaged_become_the_modules_until_the_next_step() -> None:
     model, optimizer, belay = attached(EMA, model=with_batchnorm())
     made = belay.module()
@@ -675,3 +738,47 @@ def test_lazy_layers_that_are_not_trained_yet_become_what_the_model_has() -> Non
         train(model, optimizer, 1, first=1)
     assert_is(made, belay)
     assert shares_average(made, belay)
+
+
+# On a GPU ------------------------------------------------------------------------------------------------------------
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU has memory of its own")
+
+
+@gpu
+@pytest.mark.parametrize("impl", ["triton", "foreach"])
+def test_it_goes_with_its_model_to_a_gpu_and_back(impl: str) -> None:
+    model = with_batchnorm()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA, impl="auto" if impl == "triton" else impl)
+    made = belay.module()
+    for step, there in enumerate(("cpu", "cuda", "cuda", "cpu", "cuda")):
+        model.to(there)
+        train(model, optimizer, 1, first=step)
+        assert {t.device.type for t in made.state_dict().values()} == {there}
+        assert_is(made, belay)
+        assert shares_average(made, belay)
+    with belay.averaged():
+        assert_is(made, belay)
+
+
+@gpu
+def test_of_an_average_in_host_memory_it_is_there_with_all_its_tensors() -> None:
+    """A step waits for the copies then; a module that the user moves to the GPU is renewed there."""
+    model = with_batchnorm().cuda()
+    model[3].requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA, device="cpu")
+    made, there = belay.module(), belay.module().cuda()
+    for step in range(4):
+        train(model, optimizer, 1, first=step)
+        exported = {name: t.cpu() for name, t in belay.average_state_dict().items()}
+        assert {t.device.type for t in made.state_dict().values()} == {"cpu"}
+        assert {t.device.type for t in there.state_dict().values()} == {"cuda"}
+        for module in (made, there):
+            assert same({name: t.cpu() for name, t in module.state_dict().items()}, exported)
+    assert shares_average(made, belay)
+    with torch.no_grad():
+        model[3].weight.add_(1.0)
+    train(model, optimizer, 1, first=4)
+    assert same(made[3].weight.detach(), model[3].weight.detach().cpu())

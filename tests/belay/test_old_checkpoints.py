@@ -223,3 +223,23 @@ def test_averaged_buffers_of_16_bits_are_cast_up(way: str, asked: torch.dtype | 
     found = belay.state_dict()["averages"]["average"]["buffers"]["1.running_mean"]
     assert found.dtype == kept
     assert torch.equal(found, buffers["1.running_mean"].to(kept))
+
+
+def test_with_strict_false_it_goes_on_with_another_method(old: dict[str, Any]) -> None:
+    run = Run()
+    run.model.load_state_dict(old["model"])
+    spectators = {"ema": tb.methods.ema(0.99, warmup="ratio"), "swa": tb.methods.swa()}
+    run.belay.detach()
+    belay = tb.Belay(run.model, run.optimizer, tb.methods.ema(0.9), spectators=spectators, buffers="average")
+    with pytest.warns(tb.BelayWarning) as caught:
+        belay.load_state_dict(old["belay"], strict=False)
+    (said,) = [str(each.message) for each in caught]
+    assert "is ema(decay=0.99, half_life=None" in said
+    assert "'swa'" not in said
+    found, saved = belay.state_dict()["averages"], old["belay"]["averages"]
+    for name in saved:
+        assert differences(found[name]["weights"], saved[name]["weights"], exact=True) == []
+        assert found[name]["ages"] == saved[name]["ages"]
+        assert [row[2] for row in found[name]["own_buffers"]] == [STEPS, STEPS]
+    run.train(range(STEPS, STEPS + 2))
+    assert belay.step == STEPS + 2

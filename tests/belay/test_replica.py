@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import torchbelay as tb
 from helpers.live import assert_is, output, shared, shares_average
-from helpers.small import EMA, attached, batch, mlp, same, train, with_batchnorm
+from helpers.small import EMA, attached, batch, mlp, same, snapshot, train, with_batchnorm
 from helpers.zoo import Transformer, add_adapter, next_word, sentences
 
 added = pytest.warns(tb.BelayWarning, match="were added")
@@ -190,23 +190,28 @@ def test_buffers_parameters_and_layers_that_no_optimizer_knows_are_taken_over_to
     assert isinstance(made.own, nn.Linear)
 
 
-def test_a_late_part_that_cannot_be_copied_raises_and_the_step_has_taken_place() -> None:
+def test_a_late_part_that_cannot_be_copied_is_refused_before_anything_moves() -> None:
     class Stubborn(nn.Linear):
         def __deepcopy__(self, memo: Any) -> Any:
             raise TypeError("not this one")
 
     model, optimizer, belay = growing()
+    other = tb.Belay(model, optimizer, EMA)
     made = belay.module()
     model.branches.append(Stubborn(4, 4).requires_grad_(False))
-    with pytest.raises(
-        RuntimeError, match=r"has other parts now, and the module .* 'average' cannot get them .*not this"
-    ):
+    before = snapshot(model, belay)
+    match = r"has other parts now, and the module .* 'average' cannot get them .*not this one.*drop that module"
+    with pytest.raises(RuntimeError, match=match):
         train(model, optimizer, 1)
-    assert belay.step == 1
+    with pytest.raises(RuntimeError, match=match), belay.averaged():
+        pytest.fail("the block must not be entered")
+    assert same(snapshot(model, belay), before)
     assert len(made.branches) == 0
     del made
-    train(model, optimizer, 1, first=1)
-    assert belay.step == 2
+    train(model, optimizer, 1)
+    assert belay.step == other.step == 1
+    with belay.averaged():
+        pass
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft")

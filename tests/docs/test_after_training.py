@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import kept_records
 from helpers.root import ROOT
 from torchbelay.cli import main
-from torchbelay.snapshots import merger
+from torchbelay.lab.records import select
+from torchbelay.lab.registry import PARTS
+from torchbelay.snapshots import merger, recorder, spacing
 
 PAGE = (ROOT / "docs" / "after-training.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
@@ -42,6 +45,58 @@ def test_the_commands_of_the_page_run(line: str, tmp_path: Path, monkeypatch, ca
         state = {"w": torch.full((2,), float(number))}
         torch.save({"model": state, "ema": state} if "--key" in words else state, place)
     assert main(words) == 0, capsys.readouterr().err
+
+
+SYNTHESES = re.findall(r"^torchbelay synthesize .*$", PAGE, re.M)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the first block of the page has run."""
+    folder = tmp_path_factory.mktemp("page")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        torch.manual_seed(0)
+        exec(compile(BLOCKS[0], "after-training.md", "exec"), {})
+    return folder
+
+
+@pytest.mark.parametrize("line", SYNTHESES)
+def test_the_commands_that_make_averages_run(line: str, recorded: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(recorded)
+    assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    assert len(SYNTHESES) == 3
+
+
+def test_the_numbers_of_averages_made_afterwards_are_those_of_the_records() -> None:
+    kept = kept_records.lines("posthoc")
+    said = " ".join(PAGE.partition("<!-- numbers")[2].partition("<!-- /numbers")[0].split())
+    errors = {(r["recorded"], r["steps"]): r["predicted"] for r in select(kept, "error", target="window(1000)")}
+    assert (f"{errors['averages', 32]:.1e}", f"{errors['weights', 64]:.1e}") == ("1.9e-04", "3.1e-02")
+    assert "at 32 steps make the mean of the last 1,000 weights with an error of 1.9e-4. As many" in said
+    assert "themselves make it with an error of 3.1e-2." in said
+    white = [r["actual"] / r["predicted"] for r in select(kept, "white")]
+    assert f"the measured error is {min(white):.2f} to {max(white):.2f} times the predicted one" in said
+    networks = select(kept, "network")
+    factors = [a / r["predicted"] for r in networks for a in r["actual"]]
+    good = [r for r in networks if r["predicted"] <= 0.01]
+    apart = max(abs(m / a - 1) for r in good for m, a in zip(r["made"], r["along"], strict=True))
+    assert f"it is {min(factors):.2g} to {max(factors):.2g} times the predicted one" in said
+    assert f"trained along, to {apart:.1%}" in said
+
+
+def test_the_pictures_of_the_page_are_figures_of_the_laboratory() -> None:
+    drawn = {f"images/{plate.name}.png" for plate in PARTS["posthoc"].draw(kept_records.lines("posthoc"))}
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", PAGE)
+    assert shown == ["images/posthoc-profiles.png", "images/posthoc-errors.png"]
+    assert set(shown) <= drawn
+    assert all((ROOT / "docs" / name).is_file() for name in shown)
+
+
+def test_what_the_page_says_of_the_recorder_is_so() -> None:
+    assert f"{spacing.PER_DOUBLING} snapshots per doubling" in PAGE
+    assert recorder.MOST_WAITING == 1 << 30
+    assert "two snapshots and 1 GiB wait in memory" in " ".join(PAGE.split())
 
 
 def test_the_times_are_those_that_were_measured() -> None:

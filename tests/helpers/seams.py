@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from torchbelay.belay import modules, plan, stepper, swap
+from torchbelay.belay import live_module, modules, plan, stepper, swap
 from torchbelay.belay.cohort import Cohort
 from torchbelay.ops import arithmetic
 
@@ -99,6 +99,11 @@ def tables(patch: pytest.MonkeyPatch) -> Calls:
     from torchbelay.ops.triton.table import Table
 
     return Calls(patch, Table, "__init__")
+
+
+def looks(patch: pytest.MonkeyPatch) -> Calls:
+    """Looks of live modules at all of their tensors, which a step can usually do without."""
+    return Calls(patch, live_module.LiveModule, "_look")
 
 
 # Values -------------------------------------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import torchbelay as tb
@@ -366,6 +368,32 @@ def test_the_memory_of_an_export_is_one_copy(dtype: torch.dtype, full: bool) -> 
     assert memory.now() == size
     assert memory.peak <= size + 2 * 50 * dtype.itemsize
     assert len(exported) == N // 50
+
+
+class Written(nn.ParameterList):
+    """A model that writes itself, as those of Transformers do."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        save_file(self.state_dict(), folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_memory_of_what_needs_no_copy(tmp_path: Path, dtype: torch.dtype) -> None:
+    """An optimizer's state with averages, another method, and a folder, for which 16-bit weights are rounded."""
+    model = Written([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA, save_with_optimizer=True)
+    with Memory() as saving:
+        state = optimizer.state_dict()
+    with Memory() as changing:
+        belay.change(tb.Spring.ema(decay=0.99))
+    with Memory() as writing:
+        belay.save_pretrained(tmp_path / "folder")
+    assert len(state["state"]) == N // 50
+    few = 4 * 4 * N // 50  # a number of each tensor, to see whether it has changed without a step
+    assert saving.peak == 0
+    assert changing.peak <= few
+    assert writing.peak <= few + (0 if dtype == torch.float32 else 2 * N)
 
 
 def test_a_batch_is_seen_by_the_average_alike() -> None:

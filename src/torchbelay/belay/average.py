@@ -135,6 +135,7 @@ class Average:
         self.cohorts: list[Cohort] = []
         self.buffers: dict[str, Tensor] = {}
         self.followers: dict[str, Cohort] = {}  # what moves averaged buffers, by name; a new dict after every change
+        self.changed = False  # whether another method has made a part of its values
 
     def adopt(
         self,
@@ -153,13 +154,21 @@ class Average:
                 w2 = torch.empty(w1.shape, dtype=wide, device="meta")
             else:
                 w2 = self._placed(w1.detach().to(self._home(w1), wide, copy=True), w1)
-            v1, v2 = (None if inertia is None else self._at_rest(w2, w1) for inertia in inertias(method))
+            v1, v2 = (None if inertia is None else self.at_rest(w2, w1) for inertia in inertias(method))
             self.entries[name] = Entry(name, w1, w2, v1, v2, fresh, group, born)
-            self.told.setdefault(id(fresh), (fresh, _told(fresh)))
+            self.tell(fresh)
         if device is None:
             self.regroup()
 
-    def _at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
+    def tell(self, method: Method) -> None:
+        """Note what a method is when it is taken in: a checkpoint refuses one that changes later."""
+        self.told.setdefault(id(method), (method, _told(method)))
+
+    def like(self, rule: Rule) -> "Average":
+        """Return an average without entries that differs in nothing but its rule."""
+        return Average(self.name, rule, pulls=self.pulls, home=self.home, every=self.every)
+
+    def at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
         """Return velocities of 0 for the average of a parameter."""
         zeros = torch.zeros_like(w2)
         return zeros if w2.is_meta else self._placed(zeros, w1)
@@ -245,7 +254,7 @@ class Average:
                 e.method = own.setdefault(id(e.method), copy(e.method))
             e.born += later
             other.entries[e.name] = e
-            other.told.setdefault(id(e.method), (e.method, _told(e.method)))
+            other.tell(e.method)
             del self.entries[e.name]
         self.regroup()
         other.regroup()
@@ -263,7 +272,7 @@ class Average:
         for e in self.entries.values():
             self.initial.forget(e.w1)
         self.entries, self.cohorts, self._shards = {}, [], []
-        self.buffers, self.followers = {}, {}
+        self.buffers, self.followers, self.changed = {}, {}, False
 
     def restart(self, born: int) -> None:
         """Begin again at the weights as they are."""
@@ -271,7 +280,7 @@ class Average:
         for e in self.entries.values():
             if local(e.w2).shape != local(e.w1).shape:
                 e.w2 = self._placed(e.w1.detach().to(self._home(e.w1), e.w2.dtype, copy=True), e.w1)
-                e.v1, e.v2 = (None if v is None else self._at_rest(e.w2, e.w1) for v in (e.v1, e.v2))
+                e.v1, e.v2 = (None if v is None else self.at_rest(e.w2, e.w1) for v in (e.v1, e.v2))
             local(e.w2).copy_(local(e.w1))
             self.initial.renew(e.w1, e.w2)
             for v in (e.v1, e.v2):
@@ -280,7 +289,7 @@ class Average:
             if isinstance(e.method, Remembers):
                 e.method = renewed.setdefault(id(e.method), e.method.fresh())
             e.born = born
-        self.buffers, self.followers = {}, {}
+        self.buffers, self.followers, self.changed = {}, {}, False
         self.regroup()
 
     def follows(self, wanted: Iterable[Wanted]) -> bool:

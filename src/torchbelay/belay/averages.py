@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torchbelay.ops import arithmetic
 from torchbelay.physics.warnings import warn
 
-from . import beginnings, buffers, checkpoint, family, modules
+from . import beginnings, buffers, checkpoint, family, modules, revision
 from .average import MAIN, Average, Entry, Wanted
 from .clock import Clock
 from .cohort import Cohort
@@ -63,6 +63,10 @@ class Averages:
         """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
         self._wanted = self._parameters_now().wanted(self.each.values(), names)
         return self._wanted
+
+    def wanted_by(self, average: Average) -> list[Wanted]:
+        """Return what an average would follow; refuses what cannot be averaged, and changes nothing."""
+        return self._parameters_now().wanted([average])[average.name]
 
     def held(self) -> dict[int, int]:
         """Return the parameters that the optimizer holds now, by their ids, with their groups."""
@@ -223,9 +227,9 @@ class Averages:
         """Refuse what cannot be a buffer's method, before the averages begin; changes nothing."""
         if self._options.buffers == "average":
             for average in self:
-                self._new_followers(average)
+                self.new_followers(average)
 
-    def _new_followers(self, average: Average) -> dict[str, Cohort]:
+    def new_followers(self, average: Average) -> dict[str, Cohort]:
         """Return what would move the buffers of an average that began now."""
         now = modules.named_buffers(self._model) if self._options.buffers == "average" else {}
         return buffers.followers(average, now, self.clock.count, self._buffers_lr())
@@ -249,19 +253,6 @@ class Averages:
                     kept[name] = own
             average.buffers = kept
 
-    def _checkpointed_buffers(self) -> dict[str, Tensor]:
-        """Return the model's buffers of which a checkpoint has values, for every average."""
-        if self._options.buffers == "ignore":
-            return {}
-        found = modules.named_buffers if self._options.buffers == "average" else modules.persistent_buffers
-        return found(self._model)
-
-    def _kept_dtype(self, own: Tensor | None, buffer: Tensor) -> torch.dtype:
-        """Return the dtype in which a checkpoint has a buffer: that of the average's own, if there is one."""
-        if own is not None:
-            return own.dtype
-        return buffers.kept_dtype(buffer, self._options.dtype) if self._options.buffers == "average" else buffer.dtype
-
     # Checkpoints -------------------------------------------------------------------------------------------------
 
     def saved(self, swap: checkpoint.Swapped | None, memories: checkpoint.Memories) -> dict[str, Any]:
@@ -269,7 +260,7 @@ class Averages:
         averages = self.each
         if not self.began:
             averages = {name: self._blank(averages[name], found) for name, found in self.wanted().items()}
-        now, step = self._checkpointed_buffers(), self.clock.count
+        now, step = buffers.checkpointed(self._model, self._options), self.clock.count
         models = now if swap is None else now | swap.own_buffers()
         found = {}
         for name, average in averages.items():
@@ -278,7 +269,7 @@ class Averages:
             kept = {}
             for each, b in now.items():
                 own = average.buffers.get(each)
-                value, dtype = present.get(each, own), self._kept_dtype(own, b)
+                value, dtype = present.get(each, own), buffers.checkpointed_dtype(own, b, self._options)
                 if value is None and average.buffers:  # beside others that are the average's, this one is the model's
                     value = models[each]
                 kept[each] = torch.zeros_like(b, dtype=dtype) if value is None else value.detach().to(dtype)
@@ -290,17 +281,22 @@ class Averages:
         beginnings.add(found, self.each, averages)
         return found
 
-    def checked(self, state: Mapping[str, Any], names: Names | None = None) -> Checked:
-        """Return a state that fits; refuse one that does not, with nothing changed."""
+    def checked(self, state: Mapping[str, Any], names: Names | None = None, notes: list[str] | None = None) -> Checked:
+        """Return a state that fits; refuse one that does not, with nothing changed.
+
+        With `notes`, a state is made to fit, and what was changed about it is added to them.
+        """
         parameters = self._parameters_now()
         wanted = parameters.wanted(self.each.values(), names)
         self.fit_buffers()
         expected = {name: self._expected(average, wanted[name]) for name, average in self.each.items()}
-        now = self._checkpointed_buffers()
+        now, options = buffers.checkpointed(self._model, self._options), self._options
         homes = {
-            name: {each: (b, self._kept_dtype(average.buffers.get(each), b)) for each, b in now.items()}
+            name: {b: (t, buffers.checkpointed_dtype(average.buffers.get(b), t, options)) for b, t in now.items()}
             for name, average in self.each.items()
         }
+        if notes is not None:
+            state = revision.revised(state, self._options, expected, homes, notes)
         saved = checkpoint.checked(state, self._options, expected, homes)
         beginnings.check(self.each, saved, expected)
         return Checked(state, saved, parameters, wanted)
@@ -320,6 +316,7 @@ class Averages:
                 average.clear()
                 average.adopt(self._wanted[name], born=0, dtype=self._options.dtype)
             checkpoint.restore(average, saved[name], state["step"])
+            average.changed |= saved[name].get("changed") is True
         beginnings.load(self.each, saved)
         if self.began:
             self.fit_buffers()
@@ -333,7 +330,7 @@ class Averages:
             for each, own in average.buffers.items() if saved["own_buffers"] != 0 else ():
                 local(own).copy_(part_for(saved["buffers"][each], own))
         else:
-            now = self._checkpointed_buffers() if saved["own_buffers"] else {}
+            now = buffers.checkpointed(self._model, self._options) if saved["own_buffers"] else {}
             average.buffers = {
                 each: saved["buffers"][each].detach().to(local(b).device, copy=True) for each, b in now.items()
             }
@@ -344,9 +341,9 @@ class Averages:
 
     def _blank(self, average: Average, wanted: list[Wanted], device: str | None = None) -> Average:
         """Return what an average would be if it began now."""
-        blank = Average(average.name, average.rule, pulls=average.pulls, home=average.home, every=average.every)
+        blank = average.like(average.rule)
         blank.adopt(wanted, born=self.clock.count, dtype=self._options.dtype, device=device)
-        blank.followers = average.followers if self.began else self._new_followers(average)
+        blank.followers = average.followers if self.began else self.new_followers(average)
         return blank
 
 

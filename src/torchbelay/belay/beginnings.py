@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .average import Average, Entry
-from .checkpoint import fits, same_names
+from .checks import fits, same_names
 from .initial import Initial
 from .shard import local, part_for
 

@@ -1,8 +1,6 @@
 """The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, Unpack
 
 import torch
@@ -11,22 +9,19 @@ from torch.optim import Optimizer
 
 from torchbelay.physics import arguments
 from torchbelay.physics.method import Method
-from torchbelay.physics.readouts import Readout
 
-from . import checkpoint, company, export, files, modules, shard
-from .average import MAIN, Rule, WholeAverage, as_rule
-from .live_module import make
-from .models import as_given, as_loose
+from . import checkpoint, optimizer_state, stats
+from .access import Access
+from .average import MAIN, Rule, as_rule
+from .change import change
+from .models import as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
 from .signals import signals_held
-from .stats import stats
-from .swap import Swap, overwrite
-from .teacher import check_teacher
 from .validate import check_model, check_optimizers
 
 
-class Belay:
+class Belay(Access):
     """Attach BELAY, EMA or any other averaging method to an optimizer; nothing else to call in the loop.
 
     Args:
@@ -41,7 +36,10 @@ class Belay:
             (name, parameter) -> method, which returns None for a parameter that is not to be averaged. With
             buffers="average" it is asked for floating-point buffers too, by their names.
         spectators: further averages by name. They watch the weights and do not pull them.
-        replace: detach a Belay that pulls these parameters already; without it, a second pull is refused.
+        replace: detach a Belay that pulls these parameters already, or is saved with this optimizer; without it, a
+            second one is refused.
+        save_with_optimizer: let the averages be in what `optimizer.state_dict()` returns, and load them with it. Who
+            saves the optimizer (any trainer, torch.distributed.checkpoint) saves them. No other call is needed.
         **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
             `keep_initial`; see `torchbelay.options.Options`.
 
@@ -70,6 +68,7 @@ class Belay:
         *,
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
+        save_with_optimizer: bool = False,
         **options: Unpack[OptionArguments],
     ) -> None:
         rules = _rules(method, spectators)
@@ -78,7 +77,10 @@ class Belay:
         self._optimizer = self._parts.first.optimizer
         self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
         self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
+        if save_with_optimizer:
+            optimizer_state.check(self._parts, replace=replace)
         self._parts.attach(replace=replace)
+        (optimizer_state.attach if save_with_optimizer else optimizer_state.watch)(self._parts)
 
     @classmethod
     def from_parameters(
@@ -89,6 +91,7 @@ class Belay:
         *,
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
+        save_with_optimizer: bool = False,
         **options: Unpack[OptionArguments],
     ) -> Self:
         """Average tensors without a module: those that were given, and nothing else that the optimizer holds.
@@ -106,7 +109,8 @@ class Belay:
         tensor([0.5000, 0.5000])
         """
         loose = as_loose(params)
-        return cls(loose, optimizer, method, spectators=spectators, replace=replace, **options)
+        how = {"replace": replace, "save_with_optimizer": save_with_optimizer}
+        return cls(loose, optimizer, method, spectators=spectators, **how, **options)
 
     # The step ----------------------------------------------------------------------------------------------------
 
@@ -158,149 +162,7 @@ class Belay:
         self._averages.parameters.given_lr = None
         self._stepper.update(share)
 
-    # The average -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
-        """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
-
-        The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
-        do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
-        average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
-        that have a Python handler wait while weights and average trade places. While somebody holds `module()` or
-        `tensors()` of the average, they do not trade: the weights are set aside.
-
-        With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
-        weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
-        """
-        average, member = self._average(name), self._parts.member
-        if member.swap is not None:
-            if member.swap.average.name != name or member.swap.readout != readout:
-                inside = _block(member.swap.average.name, member.swap.readout)
-                raise RuntimeError(f"{_block(name, readout)} inside {inside}: leave that block first")
-            yield as_given(self._model)
-            return
-        company.refuse_among(member, self._parts.parameters(), f"averaged({name!r})")
-        self._parts.follow_model()
-        buffers = self._averages.began and self._options.buffers != "ignore"
-        reading, held = self._parts.reading(average, readout), self._parts.live.holds(average)
-        swap = Swap(self._model, average, self._stepper.backend, buffers=buffers, held=held, reading=reading)
-        # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
-        try:
-            try:
-                with signals_held():
-                    member.enter(swap)
-                yield as_given(self._model)
-            finally:
-                with signals_held():
-                    member.leave()
-        finally:
-            member.leave()
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def module(self, name: str = MAIN, *, into: nn.Module | Iterable[nn.Module] | None = None) -> Any:
-        """Return a module of the model's class that is the average: its parameters share the average's memory.
-
-        It follows every step, `reset()`, `load_state_dict()` and late parameters, for as long as you hold it. It is in
-        eval mode, has no gradients, and pickles and copies as any other module. Parameters that are not averaged share
-        the model's memory. If the average has another dtype than the weights, the module has copies in theirs, which
-        every step renews. Its buffers are its own: with buffers="copy" and "average" every step renews them, with
-        "ignore" they are copied once. Until the average begins (`start`), the module has the model's weights.
-
-        Args:
-            name: of the average.
-            into: a module of your own, built like the model, that becomes the average instead. A sharded model (FSDP2,
-                tensor parallel) needs one, sharded by the same calls.
-
-        If Belay was given several models, this is a list of modules, and so is `into`.
-
-        >>> from torchbelay import Spring
-        >>> model = nn.Linear(3, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> belay = Belay(model, optimizer, Spring.ema(decay=0.99))
-        >>> teacher, x = belay.module(), torch.ones(4, 3)
-        >>> (model(x) - teacher(x)).square().mean().backward()
-        >>> optimizer.step()
-        >>> torch.equal(teacher.weight, belay.average_state_dict()["weight"])
-        True
-        """
-        self._average(name)
-        origin = self._parts.origin(name, self)
-        if into is None:
-            module = make(origin)
-        else:
-            self._parts.refuse_now("module")
-            module = check_teacher(into, origin)
-        self._parts.live.add_module(origin, module)
-        return as_given(module)
-
-    def tensors(self, name: str = MAIN) -> Mapping[str, Tensor]:
-        """Return the average as a live mapping of names to tensors, which are looked up at each access, not copied.
-
-        The tensors share the average's memory and have its dtype: do not write to them. They go with
-        `torch.func.functional_call(model, dict(belay.tensors()), x)`.
-
-        >>> from torchbelay import Spring
-        >>> belay = Belay(nn.Linear(3, 1), None, Spring.ema(decay=0.99))
-        >>> {name: tuple(tensor.shape) for name, tensor in belay.tensors().items()}
-        {'weight': (1, 3), 'bias': (1,)}
-        """
-        self._average(name)
-        return self._parts.tensors(name)
-
-    def _average(self, name: str) -> WholeAverage:
-        if name not in self._parts.averages:
-            known = ", ".join(map(repr, self._parts.averages))
-            raise ValueError(f"name={name!r} is no average; choose one of {known}")
-        self._parts.wait()
-        self._parts.member.settled_swap()
-        self._parts.warn_before_use()
-        return self._parts.averages[name]
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def average_state_dict(
-        self, name: str = MAIN, *, full: bool = False, readout: Readout | None = None
-    ) -> dict[str, Any]:
-        """Return copies of the average and of the rest of the model, laid out like the plain model's `state_dict()`.
-
-        With a `readout` it is that mixture of weights and average. The result loads into an unwrapped model with
-        `load_state_dict(strict=True)`. Tensors have the parameters' dtypes; `state_dict()` has averages in their own.
-
-        Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
-        at a time. Every rank must call; the other ranks get {}.
-        """
-        average = self._average(name)
-        if self._parts.member.swap is None:
-            self._parts.follow_model()
-        take = shard.gathered if full else modules.copied
-        reading = self._parts.reading(average, readout)
-        state = export.with_average(self._model, average, self._parts.member, take, reading)
-        return state if not full or shard.is_first_rank() else {}
-
-    def save_average(self, path: str | os.PathLike[str], name: str = MAIN, *, readout: Readout | None = None) -> None:
-        """Write the average as a safetensors file, whole or not at all: a crash leaves the old file as it was.
-
-        The file holds `average_state_dict(name, full=True, readout=readout)`; its metadata name method, readout, step
-        and the version of torchbelay. With a sharded or replicated model every rank must call; the first rank writes.
-        """
-        export.require()
-        average = self._average(name)
-        spread = any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
-        if shard.is_first_rank() and not spread:  # else the other ranks would wait for this one; refused when writing
-            files.destination(path)
-        state = self.average_state_dict(name, full=True, readout=readout)
-        if shard.is_first_rank():
-            export.write(path, state, export.about(average, readout, step=self.step, start=self._options.start))
-
-    def copy_to_model(self, name: str = MAIN) -> None:
-        """Overwrite the model's weights with the average, for good."""
-        self._parts.refuse_now("copy_to_model")
-        average = self._average(name)
-        self._parts.follow_model()
-        overwrite(self._model, average)
-        self._parts.remember_weights()
+    # Changes -----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -309,6 +171,19 @@ class Belay:
         self._parts.refuse_now("reset")
         self._parts.wait()
         self._parts.restart()
+
+    def change(self, method: Method | Rule, name: str = MAIN) -> None:
+        """Let an average go on with another method, as a decay that is larger from now on.
+
+        Its values and ages stay, so warm-ups do not begin again. Velocities that are new begin at 0, a method that
+        remembers learning rates begins without memory, and a parameter that was not averaged at the weights as they
+        are. A CUDA graph that was captured before replays the old method: capture it again. `snapshots.synthesize` does
+        not use snapshots of the average from then on, whose history no method tells.
+        """
+        self._parts.refuse_now("change")
+        rule = as_rule(method)
+        self._average(name)
+        change(self._parts, name, rule)
 
     # Numbers and checkpoints -----------------------------------------------------------------------------------------
 
@@ -321,15 +196,30 @@ class Belay:
         return self._parts.step
 
     @torch.no_grad()
-    def stats(self) -> dict[str, float | int | str]:
-        """Return numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate, regime.
+    def stats(self, prefix: str = "") -> dict[str, float | int]:
+        """Return numbers to log: step, tension ‖w2 − w1‖, its ratio to ‖w1‖, effective learning rate.
 
         "effective_lr" is that of the optimizer's first group, "effective_lr/1", … are those of the others, then those
-        of the next optimizer's groups. If methods
-        differ within a group, the group's first parameter counts. With a sharded model every rank must call.
+        of the next optimizer's groups. If methods differ within a group, the group's first parameter counts. `prefix`
+        is put before every name. With a sharded model every rank must call.
         """
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix={prefix!r} is not a text; give one as 'belay/', or leave it out")
         self._average(MAIN)
-        return stats(self._parts)
+        return {prefix + name: number for name, number in stats.stats(self._parts).items()}
+
+    @property
+    def regime(self) -> str | dict[str, str]:
+        """The kind of motion: a spring's regime, for another method its name; by parameter's name if they differ."""
+        return stats.regimes(self._parts)
+
+    @property
+    def decay(self) -> float | dict[str, float]:
+        """The share 1 − b of itself that the average kept at its last coupling; by parameter's name if they differ.
+
+        Before the first coupling it is that of the first. The warm-ups and schedules of a method show here.
+        """
+        return stats.decays(self._parts)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -358,15 +248,20 @@ class Belay:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a `state_dict()`; a state that does not fit is refused and changes nothing.
 
         A state of one process fits a sharded model too. Shards that another rank saved are refused. Use
         torch.distributed.checkpoint to change the number of ranks.
+
+        With strict=False, another decay, method, dtype, option or set of spectators or parameters is taken, with a
+        warning that says what changed. Values and ages go on. A spectator that is new begins at the checkpoint's
+        average, and a parameter that is new at the weights: load those into the model first. Velocities that are new
+        begin at 0, and a method that changed without memory of past learning rates. Other shapes are refused.
         """
         self._parts.refuse_now("load_state_dict")
         self._parts.wait()
-        self._parts.load(state)
+        self._parts.load(state, strict=strict)
 
     def detach(self) -> None:
         """Remove the hooks: the optimizer is as it was, and the average can still be used."""
@@ -386,7 +281,7 @@ class Belay:
         )
 
     def __repr__(self) -> str:
-        return f"Belay({'; '.join(self._parts.about())})"
+        return f"Belay({'; '.join(stats.about(self._parts))})"
 
 
 def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None) -> dict[str, Rule]:
@@ -399,7 +294,3 @@ def _rules(method: Method | Rule, spectators: Mapping[str, Method | Rule] | None
             raise ValueError(f"spectators has the name {name!r}; give each a name of its own, other than {MAIN!r}")
         rules[name] = as_rule(watching)
     return rules
-
-
-def _block(name: str, readout: Readout | None) -> str:
-    return f"averaged({name!r})" if readout is None else f"averaged({name!r}, readout={readout!r})"

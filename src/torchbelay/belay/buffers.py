@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
 from torchbelay.physics.coupling import Coupling
@@ -15,6 +15,7 @@ from torchbelay.physics.method import Method, Remembers
 from . import modules
 from .average import Average, average_dtype, key_of
 from .cohort import Cohort, varies
+from .options import Options
 from .shard import is_sharded, local
 from .validate import check_method
 
@@ -29,6 +30,20 @@ def is_averaged(buffer: Tensor) -> bool:
 def kept_dtype(buffer: Tensor, asked: torch.dtype | None) -> torch.dtype:
     """Return the dtype of a buffer's average: as for a weight; of one that is copied, the buffer's own."""
     return average_dtype(buffer.dtype, asked) if is_averaged(buffer) else buffer.dtype
+
+
+def checkpointed(model: nn.Module, options: Options) -> dict[str, Tensor]:
+    """Return the model's buffers of which a checkpoint has values, for every average."""
+    if options.buffers == "ignore":
+        return {}
+    return modules.named_buffers(model) if options.buffers == "average" else modules.persistent_buffers(model)
+
+
+def checkpointed_dtype(own: Tensor | None, buffer: Tensor, options: Options) -> torch.dtype:
+    """Return the dtype in which a checkpoint has a buffer: that of the average's own, if there is one."""
+    if own is not None:
+        return own.dtype
+    return kept_dtype(buffer, options.dtype) if options.buffers == "average" else buffer.dtype
 
 
 def begun(buffer: Tensor, asked: torch.dtype | None) -> Tensor:

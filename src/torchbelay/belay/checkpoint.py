@@ -27,15 +27,15 @@ from torchbelay.physics.method import Method, Remembers
 
 from .average import Average, Entry, WholeAverage, key_of
 from .buffers import follower, is_averaged
+from .checks import OR_CHANGE, check_age, check_memory, damaged, equal, fits, flag, named, same_names, whole
 from .cohort import Cohort, inertias
 from .options import Options
-from .shard import local, part_for, why_not_like
+from .shard import local, part_for
 
 FORMAT = 2
-LARGEST = 1 << 63  # what a count on a device can be
 SLOTS = {"weights": "w2", "velocities1": "v1", "velocities2": "v2"}  # what a checkpoint calls an entry's tensors
 # What may be empty: torch's conversion of a distributed checkpoint to a file leaves such dicts out.
-_EMPTY: dict[str, Any] = {"velocities1": {}, "velocities2": {}, "buffers": {}, "memories": {}}
+EMPTY: dict[str, Any] = {"velocities1": {}, "velocities2": {}, "buffers": {}, "memories": {}}
 
 Memories = Mapping[int, tuple[float, ...]]  # by a method's id: what it remembered before a step that is under way
 Homes = Mapping[str, tuple[Tensor, torch.dtype]]  # by name: a buffer of the model, and the dtype of its average
@@ -125,16 +125,16 @@ def checked(
     state: Mapping[str, Any], options: Options, expected: Mapping[str, Average], buffers: Mapping[str, Homes]
 ) -> dict[str, Mapping[str, Any]]:
     """Return what a state has of each average; refuse one that does not fit the averages and their buffers."""
-    if not isinstance(state, Mapping) or not any(_equal(state.get("format"), known) for known in (1, FORMAT)):
+    if not is_state(state):
         raise ValueError(
             f"this is not the state of a Belay: it needs what Belay.state_dict() returned (format 1 or {FORMAT})"
         )
     try:
         _check_options(state["options"], options)
         same_names("averages", state["averages"], expected)
-        _whole("step", state["step"])
-        for flag in ("ahead", "began"):
-            _flag(flag, state[flag])
+        whole("step", state["step"])
+        for each in ("ahead", "began"):
+            flag(each, state[each])
         if state["ahead"]:
             raise ValueError(
                 "this state was saved by version 0.1.0 after a step that raised, and averages that follow the weights "
@@ -143,8 +143,8 @@ def checked(
             )
         found: dict[str, Mapping[str, Any]] = {}
         for name, average in expected.items():
-            found[name] = saved = _EMPTY | state["averages"][name]
-            if not _named("weights", saved["weights"]) and average.entries:
+            found[name] = saved = EMPTY | state["averages"][name]
+            if not named("weights", saved["weights"]) and average.entries:
                 raise ValueError(f"this state of a Belay is damaged: its average {name!r} holds no weights")
             _check_average(average, saved, state["step"], state["format"])
             _check_buffers(average, saved, buffers[name], state["format"], averaged=options.buffers == "average")
@@ -155,9 +155,9 @@ def checked(
         raise damaged(problem) from problem
 
 
-def damaged(problem: Exception) -> ValueError:
-    """Return the error for a state in which something could not be read."""
-    return ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}")
+def is_state(state: object) -> bool:
+    """Whether this is the state of a Belay, in a format that is known."""
+    return isinstance(state, Mapping) and any(equal(state.get("format"), known) for known in (1, FORMAT))
 
 
 def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
@@ -202,12 +202,18 @@ def _remembering(method: Any, memory: tuple[float, ...]) -> Any:
 
 
 def _check_options(saved: Mapping[str, Any], options: Options) -> None:
-    for name, now in ({"keep_initial": False} | options.saved()).items():
-        found = {"keep_initial": False, **_named("options", saved)}[name]  # states of older versions do not have it
-        if not _equal(found, now):
+    for name, (found, now) in options_of(saved, options).items():
+        if not equal(found, now):
             raise ValueError(
-                f"{name} differs: {found!r} in the checkpoint, {now!r} here; build Belay with {name}={found!r}"
+                f"{name} differs: {found!r} in the checkpoint, {now!r} here; build Belay with {name}={found!r}, "
+                f"{OR_CHANGE}"
             )
+
+
+def options_of(saved: Any, options: Options) -> dict[str, tuple[Any, int | str]]:
+    """Return the options of a state and those that are here, by name; states of older versions do not have them all."""
+    found = {"keep_initial": False, **named("options", saved)}
+    return {name: (found[name], now) for name, now in ({"keep_initial": False} | options.saved()).items()}
 
 
 def _check_average(average: Average, saved: Mapping[str, Any], step: int, version: int) -> None:
@@ -220,9 +226,9 @@ def _check_average(average: Average, saved: Mapping[str, Any], step: int, versio
             texts[id(e.method)] = _texts(e.method, version)
         _check_method(f"{e.name!r} in {where}", saved["methods"][e.name], texts[id(e.method)])
         fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
-        _check_age(f"{e.name!r}", saved["ages"][e.name], step)
+        check_age(f"{e.name!r}", saved["ages"][e.name], step)
         if isinstance(e.method, Remembers):
-            _check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
+            check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
     for i, (kind, slot) in enumerate(list(SLOTS.items())[1:]):
         swinging = {e.name for e in entries.values() if inertias(e.method)[i] is not None}
         same_names(f"{kind} of {where}", saved[kind], swinging)
@@ -238,7 +244,7 @@ def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, v
     `update_bn` found them, whatever the model's has become.
     """
     if not (averaged and isinstance(saved["own_buffers"], list)):
-        _flag("own_buffers", saved["own_buffers"])
+        flag("own_buffers", saved["own_buffers"])
     same_names(f"buffers of average {average.name!r}", saved["buffers"], buffers)
     for name, tensor in saved["buffers"].items():
         buffer, dtype = buffers[name]
@@ -265,9 +271,9 @@ def _check_rows(average: Average, found: list[Any], step: int) -> None:
     for name, text, age, memory in found:
         method = average.followers[name].method
         _check_method(f"buffer {name!r} in {where}", text, _texts(method, FORMAT))
-        _check_age(f"buffer {name!r}", age, step)
+        check_age(f"buffer {name!r}", age, step)
         if isinstance(method, Remembers):
-            _check_memory(f"buffer {name!r} in {where}", memory, method)
+            check_memory(f"buffer {name!r} in {where}", memory, method)
         elif memory != []:
             raise ValueError(f"the memory of buffer {name!r} in {where} is damaged: {memory!r}, not an empty list")
 
@@ -279,82 +285,18 @@ def _texts(method: Method, version: int) -> tuple[str, ...]:
     return (describe(method), plain) if version == 1 else (describe(method),)
 
 
+def is_same_method(found: Any, method: Method, version: int) -> bool:
+    """Whether a state of this format tells this method."""
+    return _is_told(found, _texts(method, version))
+
+
+def _is_told(found: Any, texts: tuple[str, ...]) -> bool:
+    return isinstance(found, str) and any(same(found, text) for text in texts)
+
+
 def _check_method(what: str, found: Any, texts: tuple[str, ...]) -> None:
-    if not isinstance(found, str) or not any(same(found, text) for text in texts):
+    if not _is_told(found, texts):
         raise ValueError(
             f"the method of {what} differs: {found} in the checkpoint, {texts[0]} here; build Belay with the "
-            "checkpoint's method"
+            f"checkpoint's method, {OR_CHANGE}"
         )
-
-
-def _check_age(what: str, age: Any, step: int) -> None:
-    _whole(f"the age of {what}", age)
-    if age > step:
-        raise ValueError(f"the age of {what} in this state of a Belay is damaged: {age} of {step} steps")
-
-
-def _check_memory(what: str, memory: Any, method: Remembers) -> None:
-    numbers = isinstance(memory, list) and all(
-        isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in memory
-    )
-    if not numbers or len(memory) not in (0, method.remembers):
-        raise ValueError(f"the memory of {what} is damaged: {memory!r}, not {method.remembers} numbers")
-
-
-def _whole(what: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
-        raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is not a count")
-
-
-def _equal(saved: Any, here: int | str) -> bool:
-    """Whether the two are the same; a damaged state may hold anything, even tensors, whose == returns a tensor."""
-    return type(saved) is type(here) and bool(saved == here)
-
-
-def _named(what: str, saved: Any) -> Mapping[str, Any]:
-    if not isinstance(saved, Mapping):
-        raise ValueError(f"{what} in this state of a Belay is damaged: {type(saved).__name__} is no dict")
-    return saved
-
-
-def _flag(what: str, value: Any) -> None:
-    if not isinstance(value, int) or value not in (0, 1):
-        raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is neither 0 nor 1")
-
-
-def fits(what: str, saved: Any, here: Tensor, *, spread: Tensor | None = None) -> None:
-    """Refuse what cannot be copied to a tensor that is spread over ranks like `spread`."""
-    if not isinstance(saved, Tensor):
-        raise ValueError(f"{what} is damaged: {type(saved).__name__} is not a tensor")
-    if saved.shape != here.shape:
-        raise ValueError(
-            f"the shape of {what} differs: {tuple(saved.shape)} in the checkpoint, {tuple(here.shape)} here"
-        )
-    if saved.dtype != here.dtype:
-        raise ValueError(
-            f"the dtype of {what} differs: {saved.dtype} in the checkpoint, {here.dtype} here; build Belay with "
-            f"dtype={saved.dtype} (a silent cast would lose what the average knows)"
-        )
-    if saved.is_meta or saved.layout != here.layout:
-        raise ValueError(f"{what} is damaged: it has no values that could be copied")
-    reason = why_not_like(saved, here if spread is None else spread)
-    if reason is not None:
-        raise ValueError(
-            f"{what} does not fit: {reason}; save and load by torch.distributed.checkpoint, or one file per rank"
-        )
-
-
-def same_names(what: str, saved: Any, here: Iterable[str]) -> None:
-    """Refuse names that are not those of this model."""
-    _named(what, saved)
-    missing, unexpected = sorted(set(here) - set(saved)), sorted(set(saved) - set(here))
-    if missing or unexpected:
-        parts = [
-            f"{label}: {_some(names)}" for label, names in (("missing", missing), ("unexpected", unexpected)) if names
-        ]
-        raise ValueError(f"the {what} in the checkpoint differ from this model's; {'; '.join(parts)}")
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:4]))
-    return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -24,6 +24,7 @@ class Clock:
         self._unsettled: Tensor | None = None  # how many of the steps since the last reading took place
         self._there: dict[torch.device, Tensor] = {}  # the count on each device
         self._replayed = False  # a captured graph counts too
+        self.era = 0  # how often the count was set: steps of one era follow each other
 
     def on(self, device: torch.device) -> Tensor:
         """Return the count on a device, as a tensor that every step updates."""
@@ -71,5 +72,6 @@ class Clock:
     def set(self, count: int) -> None:
         """Begin again from another count; captured graphs go on from it too."""
         self._count, self._unsettled = count, None
+        self.era += 1
         for there in self._there.values():
             there.fill_(count)

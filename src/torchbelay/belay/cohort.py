@@ -1,5 +1,6 @@
 """Parameters that move alike: their tensors as aligned lists, and the motion that each step has for them."""
 
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -35,11 +36,6 @@ class Cohort:
     def constant(self) -> bool:
         """Whether every step has the same motion."""
         return self.every == 1 and self.varies == "never"
-
-    @property
-    def regime(self) -> str:
-        """The kind of motion; for a method that is not a spring, its name."""
-        return self.method.regime if isinstance(self.method, Spring) else type(self.method).__name__
 
     def motion(self, step: int, lr: float) -> Motion | None:
         """Return what the optimizer's step number `step` does to these tensors; None if it is not their turn."""
@@ -89,6 +85,17 @@ def compounded(method: Method, age: int, lr: float, every: int) -> Coupling:
     for step in range(age - every + 2, age + 1):
         total = total.then(method.coupling(step, lr))
     return total
+
+
+def regime(method: Method) -> str:
+    """Return the kind of motion; for a method that is not a spring, its name."""
+    return method.regime if isinstance(method, Spring) else type(method).__name__
+
+
+def decay(method: Method, age: int, lr: float, every: int) -> float:
+    """Return the share of itself that an average of that age kept at its last coupling; at its first, if none yet."""
+    last = max(every, age // every * every)
+    return 1 - compounded(copy(method), last, lr, every).b  # a copy: this question must not be remembered
 
 
 def inertias(method: Method) -> tuple[Inertia | None, Inertia | None]:

@@ -7,14 +7,14 @@ A second Belay that pulls is refused if it would follow the same optimizer. If i
 model later, it takes the place of the first, whose steps are refused from then on.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 from weakref import WeakSet, ref
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .average import Entry
+from .average import Entry, WholeAverage
 from .swap import Swap
 
 
@@ -38,8 +38,14 @@ class Held(Protocol):
 
     modules: list[Any]
 
-    def follow(self, *, moved: bool) -> None:
-        """Let modules be what their averages are now; `moved`: weights or averages may have been written to."""
+    def prepare(self) -> None:
+        """Let modules get the parts that their models have got; raises, before anything moves, if one cannot."""
+
+    def follow(self, *, moved: bool, part: Mapping[str, WholeAverage] | None = None) -> None:
+        """Let modules be what their averages are now; `moved`: weights or averages may have been written to.
+
+        `part`: only these parts of the averages, by name, have been.
+        """
 
     def shares(self, parameters: set[int]) -> bool:
         """Whether a module follows an average of a model that has one of these parameters, given by their ids."""
@@ -51,13 +57,17 @@ class Member:
     def __init__(self, live: Held) -> None:
         self.live = live
         self.swap: Swap | None = None  # its model holds an average at present
-        self._watching: list[Held] = []  # modules that share weights which a swap puts elsewhere
+        self._moved: set[int] = set()  # the parameters, by id, whose weights the swap puts elsewhere
         self.successors: WeakSet[Member] = WeakSet()  # Belays of other optimizers, made later, that pulled the same
         self._steppers: list[ref[Stepping]] = []  # which hold this: a cycle would keep tensors until it is collected
 
     def add(self, stepper: Stepping) -> None:
         """Make known what follows one of the optimizers."""
         self._steppers.append(ref(stepper))
+
+    def is_first(self, stepper: Stepping) -> bool:
+        """Whether a stepper follows the first of the optimizers."""
+        return self._steppers[0]() is stepper
 
     def steppers(self) -> list[Stepping]:
         """Return what follows its optimizers."""
@@ -89,21 +99,32 @@ class Member:
 
     def enter(self, swap: Swap) -> None:
         """Put an average into the model."""
-        self.swap = swap
-        moved = {id(p) for p in swap.parameters}
-        self._watching = [each.live for each in _members if each.live.modules and each.live.shares(moved)]
+        self.swap, self._moved = swap, {id(p) for p in swap.parameters}
         swap.enter()
-        for live in self._watching:
-            live.follow(moved=False)
+        self._tell()
+
+    def set_aside(self) -> None:
+        """Set weights aside that have traded places with the average: somebody is about to look at the average."""
+        try:
+            if self.swap is not None:
+                self.swap.set_aside()
+        finally:
+            self._tell()
 
     def leave(self) -> None:
         """Give the model its weights back, if it does not have them."""
         if self.swap is not None:
             self.swap.undo()
             self.swap = None
-        for live in self._watching:
-            live.follow(moved=False)
-        self._watching = []
+        if self._moved:
+            self._tell()
+            self._moved = set()
+
+    def _tell(self) -> None:
+        """Let modules follow that share weights with the model: those are elsewhere now."""
+        for each in members():
+            if each.live.modules and each.live.shares(self._moved):
+                each.live.follow(moved=False)
 
 
 _members: WeakSet[Member] = WeakSet()

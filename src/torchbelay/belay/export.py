@@ -13,7 +13,7 @@ from torchbelay.physics.identity import describe
 from torchbelay.physics.readouts import Readout
 
 from . import company, modules
-from .average import WholeAverage
+from .average import Entry, WholeAverage, average_dtype
 from .files import replacing
 from .readout import Reading
 from .shard import local, with_local
@@ -26,38 +26,67 @@ def with_average(
     member: company.Member,
     take: Callable[[Tensor], Any],
     reading: Reading | None = None,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Return copies of an average, or of a reading of it, and of the rest of its model, wherever they are now."""
+    """Return copies of an average, or of a reading of it, and of the rest of its model, wherever they are now.
+
+    Floating-point tensors get `dtype`, if given, and are not rounded to the model's before.
+    """
+    replaced = replacement(model, average, member, reading, rounded=dtype is None)
+    if dtype is None:
+        return modules.state_dict_with(model, replaced, take)
+    return modules.state_dict_with(model, replaced, lambda t: take(_cast(t, dtype)))
+
+
+def replacement(
+    model: nn.Module,
+    average: WholeAverage,
+    member: company.Member,
+    reading: Reading | None = None,
+    *,
+    rounded: bool = True,
+) -> dict[int, Tensor]:
+    """Return what the model's slots must hold instead of what they hold now, by id, so that the average is in them.
+
+    The tensors have the dtypes of the model's, or, unless `rounded`, those in which the average is kept.
+    """
     swap, asked = member.swap, None if reading is None else reading.readout
-    if swap is not None and swap.average is average and swap.readout == asked:
-        return modules.state_dict_with(model, company.own_weights(but=member), take)
-    if swap is not None and swap.average is average and swap.readout is None and reading is not None:
+    if swap is not None and swap.average is average and swap.readout in (None, asked):
         # the buffers in the model are the average's, and its readings have the same
+        if rounded and swap.readout == asked:
+            return company.own_weights(but=member)
         own = company.own_weights(but=member) | swap.own_weights()
-        return modules.state_dict_with(model, own | _read(average, member, own, reading), take)
+        return own | _values(average, member, own, reading, rounded=rounded)
     replaced = company.own_tensors()  # wherever they are while this or another Belay has an average in the model
-    if reading is None:
-        replaced |= {id(e.w1): e.w2.to(e.w1.dtype) for e in average.entries.values()}
-    else:
-        replaced |= _read(average, member, replaced, reading)
+    replaced |= _values(average, member, replaced, reading, rounded=rounded)
     buffers = modules.named_buffers(model)
     for key, value in fitting(average.buffers, buffers).items():
-        replaced[id(buffers[key])] = value.to(buffers[key].dtype)
-    return modules.state_dict_with(model, replaced, take)
+        replaced[id(buffers[key])] = value.to(buffers[key].dtype) if rounded else value
+    return replaced
 
 
-def _read(
-    average: WholeAverage, member: company.Member, own: Mapping[int, Tensor], reading: Reading
+def _values(
+    average: WholeAverage, member: company.Member, own: Mapping[int, Tensor], reading: Reading | None, *, rounded: bool
 ) -> dict[int, Tensor]:
-    """Return a reading of an average as new tensors, by parameters' ids; `own` has weights that are elsewhere now."""
+    """Return an average, or a reading of it, by parameters' ids; `own` has weights that are elsewhere now."""
     swap, entries = member.swap, average.entries.values()
-    parts = {id(e.w1): torch.empty_like(local(e.w1), device=local(e.w2).device) for e in entries}
-    reading.write(
-        parts,
-        w1=lambda e: own.get(id(e.w1), e.w1),
-        w2=lambda e: e.w2 if swap is None else swap.value(e, average.name),
-    )
-    return {id(e.w1): with_local(e.w1.detach(), parts[id(e.w1)]) for e in entries}
+    w2 = {id(e.w1): e.w2 if swap is None else swap.value(e, average.name) for e in entries}
+    if reading is None:
+        return {id(e.w1): w2[id(e.w1)].to(e.w1.dtype) if rounded else w2[id(e.w1)] for e in entries}
+    parts = {id(e.w1): _empty(e, rounded=rounded) for e in entries}
+    reading.write(parts, w1=lambda e: own.get(id(e.w1), e.w1), w2=lambda e: w2[id(e.w1)])
+    return {id(e.w1): with_local(e.w1.detach() if rounded else e.w2, parts[id(e.w1)]) for e in entries}
+
+
+def _empty(e: Entry, *, rounded: bool) -> Tensor:
+    """Return memory for the local part of a mixture, on the device of the average."""
+    return torch.empty_like(local(e.w1), dtype=(e.w1 if rounded else e.w2).dtype, device=local(e.w2).device)
+
+
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    if not (t.is_floating_point() or t.is_complex()):
+        return t
+    return t.detach().to(average_dtype(t.dtype, dtype))
 
 
 def about(average: WholeAverage, readout: Readout | None, *, step: int, start: int) -> dict[str, str]:
@@ -81,13 +110,10 @@ def _label(thing: object) -> str:
         return type(thing).__qualname__
 
 
-def require() -> None:
-    """Refuse, before anything is gathered or written, if safetensors is not installed."""
+def require(what: str, instead: str) -> None:
+    """Refuse, before anything is gathered, written or read, if safetensors is not installed."""
     if find_spec("safetensors") is None:
-        raise ImportError(
-            "save_average() needs the package safetensors: pip install safetensors; or, without it, "
-            "torch.save(belay.average_state_dict(full=True), path)"
-        )
+        raise ImportError(f"{what} needs the package safetensors: pip install safetensors; or, without it, {instead}")
 
 
 def write(path: str | os.PathLike[str], state: Mapping[str, Any], about: Mapping[str, str]) -> None:

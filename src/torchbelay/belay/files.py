@@ -24,18 +24,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = destination(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # same folder: a rename crosses no disks
     try:
-        temporary.touch()
-        permissions = temporary.stat().st_mode & 0o777  # the user's usual ones; some libraries write with fewer
-        temporary.unlink()
+        permissions = usual_permissions(path.parent)
         yield temporary
         temporary.chmod(permissions)
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def destination(path: str | os.PathLike[str], *, argument: str = "path") -> Path:
@@ -59,7 +57,17 @@ def destination(path: str | os.PathLike[str], *, argument: str = "path") -> Path
     return real
 
 
-def _sync(path: Path) -> None:
+def usual_permissions(folder: Path) -> int:
+    """Return the permissions that the user's new files have in a folder; some libraries write with fewer."""
+    probe = folder / f".{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        probe.touch()
+        return probe.stat().st_mode & 0o777
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
     """Wait until a file or folder is on the disk: after a crash, a rename could otherwise point to an empty file."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder

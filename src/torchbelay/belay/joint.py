@@ -13,7 +13,7 @@ from another optimizer may be older than its optimizer's count; the count is rai
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .checkpoint import damaged
+from .checks import damaged, named
 from .options import Options
 
 _BUFFERS = ("buffers", "own_buffers")  # what a state has of an average that is not by parameter
@@ -109,8 +109,12 @@ def _ages(state: Mapping[str, Any], names: Sequence[str], *, most: int) -> list[
 
 def _ages_of_buffers(state: Mapping[str, Any]) -> list[int]:
     """Return the ages of averaged buffers, which may have followed another optimizer than the one that is first now."""
-    found = [saved["own_buffers"] for saved in state["averages"].values()]
-    ages = [row[2] for rows in found if isinstance(rows, list) for row in rows]
+    averages = named("averages", state["averages"])
+    found = [named(f"average {name!r}", saved)["own_buffers"] for name, saved in averages.items()]
+    rows = [row for each in found if isinstance(each, list) for row in each]
+    if not all(isinstance(row, list) and len(row) == 4 and isinstance(row[2], int) for row in rows):
+        raise TypeError("own_buffers")
+    ages = [row[2] for row in rows]
     return [0, *(age for age in ages if age <= state["step"])]  # one that is older is damaged, which is found later
 
 

@@ -65,11 +65,17 @@ class Live:
         self._mappings.add(mapping)
         return mapping
 
-    def follow(self, *, moved: bool) -> None:
-        """Let every module be what its average is now, and forget those that nobody holds."""
+    def prepare(self) -> None:
+        """Let every module get the parts that its model has got; raises, before anything moves, if one cannot."""
         self.modules = [each for each in self.modules if each.is_alive()]
         for each in self.modules:
-            each.follow(moved=moved)
+            each.prepare()
+
+    def follow(self, *, moved: bool, part: Mapping[str, WholeAverage] | None = None) -> None:
+        """Let every module be what its average is now, and forget those that nobody holds; arguments, see `Held`."""
+        self.modules = [each for each in self.modules if each.is_alive()]
+        for each in self.modules:
+            each.follow(moved=moved, part=None if part is None else part[each.average.name])
 
     def shares(self, parameters: set[int]) -> bool:
         """Whether a module follows an average of a model that has one of these parameters, given by their ids."""

@@ -7,7 +7,7 @@ may move or cast the module: then it is a copy that every step renews, until dev
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -23,7 +23,7 @@ from .live_buffers import renew_buffers
 from .live_snapshot import Snapshot
 from .models import Loose
 from .options import Options
-from .replica import Memo, Part, Replica, replicated, without_graphs
+from .replica import Memo, Replica, Twin, held, replicated, without_graphs
 from .shard import is_sharded, local, reshard
 
 
@@ -75,12 +75,12 @@ class LiveModule:
 
     def is_alive(self) -> bool:
         """Whether somebody holds the module, or a part of it."""
-        return bool(self._replica.parts())
+        return self._replica.is_alive()
 
     def contains(self, module: nn.Module) -> bool:
         """Whether one of the module's parts is a part of this one too."""
         others = set(module.modules())
-        return any(made in others for _, made in self._replica.parts())
+        return any(made in others for _, made in self._replica.twins())
 
     def shares(self, parameters: set[int]) -> bool:
         """Whether the model has one of these parameters, given by their ids."""
@@ -88,17 +88,25 @@ class LiveModule:
 
     def left_out_of(self, model: nn.Module) -> Memo:
         """Return None for each part of the module, by their ids, if it follows an average of this very model."""
-        return {id(made): None for _, made in self._replica.parts()} if model is self._model else {}
+        return {id(made): None for _, made in self._replica.twins()} if model is self._model else {}
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def follow(self, *, moved: bool, first: bool = False) -> None:
+    def prepare(self) -> None:
+        """Get the parts that the model has got; parts that cannot be copied raise here, before anything has moved."""
+        if self._known is None or not self._known.is_model():
+            self._renewed_twins()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def follow(self, *, moved: bool, part: WholeAverage | None = None, first: bool = False) -> None:
         """Let the module be what the average is now.
 
-        `moved`: weights or averages may have been written to. `first`: buffers that are copied once are copied now.
+        `moved`: weights or averages may have been written to; only this `part` of the average, if it is given. `first`:
+        buffers that are copied once are copied now.
         """
         own = company.own_tensors()
-        parameters = None if self._known is None or own else self._known.renew()
+        parameters = None if self._known is None or own else self._known.renew(part)
         if parameters is None:
             parameters = self._look(own, first=first)
         if moved:
@@ -108,37 +116,38 @@ class LiveModule:
         """Bind every tensor of the module to what it must be now, and return the parameters; `own`, see `company`."""
         if self._is_sharded:
             self._reshard()
-        parts = self._replica.parts()
-        if parts and not self._replica.is_current():
-            self._renew(parts)
-            parts = self._replica.parts()
+        twins = self._renewed_twins()
         entries = {id(e.w1): e for e in self.average.entries.values()}
         binding = _Binding(self._origin.options.home)
-        for part, made in parts:
-            for key, p in part.model._parameters.items():
-                q = _held(made._parameters, key)
+        for twin, made in twins:
+            for key, p in twin.model._parameters.items():
+                q = held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(p) and not is_lazy(q):
-                    binding.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
+                    binding.bind(twin.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
         writes = binding.carry_out(self._origin.regroup)
         if self._renews_buffers or first:
-            written = renew_buffers(self._model, parts, self.average.buffers, own, binding.home)
+            written = renew_buffers(self._model, twins, self.average.buffers, own, binding.home)
             writes += written if self._renews_buffers else []
         is_simple = not own and not self._is_sharded and all(map(_has_address, self._model.parameters()))
-        self._known = Snapshot(parts, self.average, writes, binding.watched) if is_simple else None
+        self._known = Snapshot(twins, self.average, writes, binding.watched) if is_simple else None
         return binding.parameters
 
     def _reshard(self) -> None:
         """Let FSDP modules hold their shards: what they gathered belongs to the last step."""
         reshard(self._model)
         whole = self._module()
-        for made in [whole] if whole is not None else [made for _, made in self._replica.parts()]:
+        for made in [whole] if whole is not None else [made for _, made in self._replica.twins()]:
             reshard(made)
 
-    def _renew(self, parts: list[tuple[Part, nn.Module]]) -> None:
+    def _renewed_twins(self) -> list[tuple[Twin, nn.Module]]:
+        """Return the parts that somebody holds, made anew where the model consists of other parts now."""
+        twins = self._replica.twins()
+        if not twins or self._replica.is_current():
+            return twins
         known: Memo = {}
-        for part, made in parts:
-            for key, p in part.model._parameters.items():
-                q = _held(made._parameters, key)
+        for twin, made in twins:
+            for key, p in twin.model._parameters.items():
+                q = held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(q):
                     known[id(p)] = q
         try:
@@ -149,6 +158,7 @@ class LiveModule:
                 f"average {self.average.name!r} cannot get them ({type(problem).__name__}: {problem}); drop that "
                 "module, and use averaged()"
             ) from problem
+        return self._replica.twins()
 
 
 class _Binding:
@@ -175,7 +185,7 @@ class _Binding:
         there = source.device if self.home is None else self.home
         if bond.place is None or bond.place != _place(q):
             bond.free = (q.dtype, q.device, q.stride()) == (p.dtype, there, p.stride())
-            bond.private = not (shares_memory(q, p) or shares_memory(q, source))
+            bond.private = not (_shares_memory(q, p) or _shares_memory(q, source))
         dtype, device = (p.dtype, there) if bond.free else (q.dtype, q.device)
         if (dtype, device) == (source.dtype, source.device) and (bond.free or _is_alike(q, source)) and _is_plain(q):
             if not _is_alias(q, source):
@@ -224,13 +234,6 @@ class _Binding:
         return self._steady
 
 
-def _held(slots: Any, key: str) -> Any:
-    try:
-        return slots[key]  # a scripted module's has no get()
-    except KeyError:
-        return None
-
-
 def _has_address(p: Tensor) -> bool:
     return not is_lazy(p) and p.layout == torch.strided
 
@@ -243,7 +246,7 @@ def _place(t: Tensor) -> Place:
     return Place(t.untyped_storage()._cdata, int(t.storage_offset()), t.device, t.dtype, t.shape, t.stride())
 
 
-def shares_memory(q: Tensor, source: Tensor) -> bool:
+def _shares_memory(q: Tensor, source: Tensor) -> bool:
     """Whether two tensors lie in the same memory, anywhere in it."""
     there, here = q.untyped_storage(), source.untyped_storage()
     return there.data_ptr() == here.data_ptr() and q.device == source.device and there.nbytes() > 0

@@ -166,7 +166,7 @@ def state_dict_with(
     """
     reshard(root)
     owners = {prefix + name: id(p) for prefix, _, module in walk(root) for name, p in module._parameters.items()}
-    with _slots_hold(root, replaced):
+    with slots_hold(root, replaced):
         states = [_clean_state_dict(model) for model in each_of(root)]
     replaced.clear()
     out: OrderedDict[str, Any] = OrderedDict()
@@ -212,7 +212,7 @@ def _identity(tensor: Tensor) -> tuple[Any, ...] | None:
 
 
 @contextmanager
-def _slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
+def slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
     """Let the modules' parameter and buffer slots point to other tensors for a moment."""
     undo: list[tuple[dict[str, Any], str, Any]] = []
     # Twice, for an exception may come at any line, also of putting the tensors back.
@@ -225,6 +225,26 @@ def _slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
                             undo.append((slots, name, tensor))
                             slots[name] = replaced[id(tensor)]  # type: ignore[assignment]
             yield
+        finally:
+            _put_back(undo)
+    finally:
+        _put_back(undo)
+
+
+@contextmanager
+def plain(root: nn.Module) -> Iterator[nn.Module]:
+    """Give the model inside its wrappers, and take those around its parts away for a moment: its names are clean."""
+    reshard(root)
+    modules = [module for _, _, module in walk(root)]
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        try:
+            for module in modules:
+                for name, child in module._modules.items():
+                    if child is not None and _wrapped_under(type(child)) is not None:
+                        undo.append((module._modules, name, child))
+                        module._modules[name] = next(walk(child))[2]
+            yield modules[0]
         finally:
             _put_back(undo)
     finally:

@@ -15,6 +15,12 @@ Rounding = Literal["nearest", "stochastic"]
 OnNonfinite = Literal["ignore", "skip", "raise"]
 
 
+def check_dtype(dtype: object) -> None:
+    """Refuse what cannot be the dtype of an average."""
+    if dtype not in (None, *DTYPES):
+        raise ValueError(f"dtype={dtype!r} cannot hold an average; use one of {', '.join(map(str, DTYPES))}")
+
+
 class OptionArguments(TypedDict, total=False):
     """The keyword arguments that `Belay` passes on to `Options`."""
 
@@ -74,8 +80,7 @@ class Options:
     keep_initial: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in (None, *DTYPES):
-            raise ValueError(f"dtype={self.dtype!r} cannot hold an average; use one of {', '.join(map(str, DTYPES))}")
+        check_dtype(self.dtype)
         arguments.one_of("buffers", self.buffers, ("copy", "average", "ignore"))
         arguments.whole("every", self.every, low=1)
         arguments.whole("start", self.start, low=0)

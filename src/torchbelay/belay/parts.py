@@ -19,7 +19,7 @@ from torchbelay.physics.warnings import warn
 
 from . import company, family, joint, modules
 from .average import MAIN, Average, Entry, Rule, WholeAverage
-from .averages import Averages
+from .averages import Averages, Checked
 from .clock import Clock
 from .cohort import Cohort
 from .initial import Initial
@@ -87,6 +87,12 @@ class Part:
         names = {e.name: None for e in self.averages.entries()} if self.averages.began else self.wanted_names(None)
         return joint.Trained(self.clock.count, self.averages.began, list(names))
 
+    def load(self, checked: Checked) -> None:
+        """Go on from a state that fits."""
+        self.averages.load(checked)
+        self.stepper.forget_the_step()
+        self.unseen.forget()
+
     def wanted_names(self, names: Names | None) -> dict[str, None]:
         """Return the names of the parameters that averages are to follow, out of those of all parameters."""
         return {each.name: None for wanted in self.averages.wanted(names).values() for each in wanted}
@@ -133,8 +139,10 @@ class Parts:
         rules: Mapping[str, Rule],
         options: Options,
     ) -> None:
-        self._model, self._options, self.live = model, options, Live()
+        self.model, self._options, self.live = model, options, Live()
         self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
+        self.saved_with_optimizer = False
+        self.weights_ride = False  # an optimizer's state has the model's own weights too: its checkpoints the average
         others = replace(options, buffers="ignore")
         self.each = [
             Part(model, optimizer, rules, others if i else options, self.member, self._initial)
@@ -153,16 +161,16 @@ class Parts:
     def check(self, *, replace: bool) -> None:
         """Refuse what cannot be averaged, and warn about what will not go well; changes nothing."""
         self._refuse_shared()
-        names = modules.names_by_id(self._model)
+        names = modules.names_by_id(self.model)
         found = [part.averages.wanted(names) for part in self.each]
         for name in self.averages:
             if not any(each[name] for each in found):
                 raise ValueError(f"nothing to average for {name!r}: {self._why_nothing(names)}")
-        company.refuse_among(self.member, self._model.parameters(), "Belay(...)")
+        company.refuse_among(self.member, self.model.parameters(), "Belay(...)")
         main = [wanted for each in found for wanted in each[MAIN]]
         if not replace:
             company.refuse_second_pull(self.member, pulled_by(main))
-        modules.refuse_clashes(self._model)
+        modules.refuse_clashes(self.model)
         self.first.averages.check_buffers()
         everything = [wanted for each in found for some in each.values() for wanted in some]
         check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
@@ -182,11 +190,11 @@ class Parts:
         for part in self.each:
             for p in part.averages.parameters.all:
                 if (owner := owners.setdefault(id(p), part)) is not part:
-                    family.refuse_shared(self._model, id(p), owner.optimizer, part.optimizer)
+                    family.refuse_shared(self.model, id(p), owner.optimizer, part.optimizer)
 
     def attach(self, *, replace: bool) -> None:
         """Begin the averages, unless they begin later, and follow the optimizers."""
-        names = modules.names_by_id(self._model)
+        names = modules.names_by_id(self.model)
         for part in self.each:
             part.begin(names)  # this may refuse; nothing is attached then
         for part in self.each:
@@ -206,7 +214,7 @@ class Parts:
         """Return what a live module of an average is made from."""
         regroup = partial(_regroup, [ref(part.averages) for part in self.each])
         training = (belay, *(part.optimizer for part in self.each if part.optimizer is not None))
-        return Origin(self._model, self._readable(name), self._options, regroup, tuple(map(ref, training)))
+        return Origin(self.model, self._readable(name), self._options, regroup, tuple(map(ref, training)))
 
     def tensors(self, name: str) -> LiveTensors:
         """Return a mapping of an average."""
@@ -219,7 +227,7 @@ class Parts:
             self.follow_model()
         elif swap.average is average:
             with signals_held():
-                swap.set_aside()
+                self.member.set_aside()
         return average
 
     def _waiting(self, name: str) -> dict[str, Tensor]:
@@ -244,20 +252,24 @@ class Parts:
 
     def follow_model(self) -> None:
         """Follow what changed in the model between two steps: names of parameters, and averaged buffers."""
-        names = modules.names_by_id(self._model)
+        names = modules.names_by_id(self.model)
         for part in self.each:
             part.averages.refresh_names(names)
             part.averages.fit_buffers()
 
     def warn_before_use(self) -> None:
         """Warn before an average is used or saved that never moved although the weights did, or moved in part."""
+        self.warn_of_torn()
+        for part in self.each:
+            part.warn_of_unseen()
+
+    def warn_of_torn(self) -> None:
+        """Warn about a step that was stopped while averages moved."""
         if any(part.stepper.torn for part in self.each):
             warn(
                 "the last step was stopped while weights and averages moved: some of these averages have moved and "
                 "some have not; load a checkpoint by load_state_dict(), or begin again by reset()"
             )
-        for part in self.each:
-            part.warn_of_unseen()
 
     def remember_weights(self) -> None:
         """Take the weights as they are now for those that belong to the averages."""
@@ -272,7 +284,7 @@ class Parts:
     def refuse_now(self, what: str) -> None:
         """Refuse what rewrites weights or averages, inside `averaged()` or in the middle of a step."""
         self.refuse_inside(what)
-        company.refuse_among(self.member, self._model.parameters(), f"{what}()")
+        company.refuse_among(self.member, self.model.parameters(), f"{what}()")
         if any(part.stepper.is_inside for part in self.each):
             raise RuntimeError(
                 f"{what}() inside optimizer.step(), by its closure or a hook: the step would go on with what it took "
@@ -293,26 +305,6 @@ class Parts:
             found += [(before + group, rate) for group, rate in part.effective_lrs().items()]
             before += part.averages.parameters.number_of_groups()
         return found
-
-    def about(self) -> list[str]:
-        """Return what a reader wants to know, in a few words each."""
-        entries = self.averages[MAIN].entries.values()
-        methods = list(dict.fromkeys(repr(e.method) for e in entries))
-        found = [
-            ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
-            f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
-            f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
-        ]
-        if not entries:
-            found = [f"begins after step {self._options.start}"]
-        if len(self.averages) > 1:
-            found.append(f"spectators {', '.join(list(self.averages)[1:])}")
-        if len(self.each) > 1:
-            found.append(f"{len(self.each)} optimizers")
-        if self.first.optimizer is None:
-            found.append("steps by hand")
-        paths = dict.fromkeys(part.stepper.path() for part in self.each)
-        return [*found, f"impl={', '.join(paths)!r}", f"step {self.step}"]
 
     # Changes -----------------------------------------------------------------------------------------------------
 
@@ -335,16 +327,22 @@ class Parts:
             return joint.joined(averages, [part.trained() for part in self.each])
         return {"step": self.first.clock.count, "began": int(self.first.averages.began), "averages": averages[0]}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; one that does not fit is refused, and changes nothing."""
-        names = modules.names_by_id(self._model)
+    def checked(self, state: Mapping[str, Any], *, strict: bool = True) -> list[Checked]:
+        """Return what each part goes on from; refuse a state that does not fit, or, unless `strict`, make it fit."""
+        names = modules.names_by_id(self.model)
         wanted = [list(part.wanted_names(names)) for part in self.each]
         states = joint.split(state, wanted, [part.options for part in self.each])
-        checked = [part.averages.checked(each, names) for part, each in zip(self.each, states, strict=True)]
+        notes: list[str] | None = None if strict else []
+        checked = [part.averages.checked(each, names, notes) for part, each in zip(self.each, states, strict=True)]
+        if notes:
+            warn(f"this state is of another Belay: {'; '.join(notes)}")
+        return checked
+
+    def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on from a state; one that does not fit is refused, and changes nothing."""
+        checked = self.checked(state, strict=strict)
         for part, each in zip(self.each, checked, strict=True):
-            part.averages.load(each)
-            part.stepper.forget_the_step()
-            part.unseen.forget()
+            part.load(each)
         self.live.follow(moved=True)
 
 

@@ -1,5 +1,6 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -54,8 +55,10 @@ class Stepper:
         self._plan: Plan | None = None
         self.carried = False  # whether the optimizer took the averages along in the last step
         self.stepped = False  # whether a step has been seen
+        self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
         self._attached = False
         self._hooks: StepHooks | None = None
+        self.at_detach: list[Callable[[], None]] = []  # what else is to be taken off the optimizer
 
     def attach(self) -> None:
         """Follow the optimizer's steps, or wait for steps by hand."""
@@ -67,7 +70,9 @@ class Stepper:
         """Follow no more steps: the optimizer is as it was."""
         if self._hooks is not None and self.optimizer is not None:
             self._hooks.remove(self.optimizer, self)
-        self._attached, self._hooks = False, None
+        for remove in self.at_detach:
+            remove()
+        self._attached, self._hooks, self.at_detach = False, None, []
         self.backend.wait()
         self.forget_the_step()
 
@@ -79,6 +84,8 @@ class Stepper:
         if company.has_several():
             company.refuse_among(self._member, self._averages.parameters.all, "an optimizer step")
             company.refuse_succeeded(self._member, self)
+        if self._member.live.modules:
+            self._member.live.prepare()
         if isinstance(self._state, UnderWay):
             self._clear_away()
         if self._is_phantom():
@@ -221,7 +228,7 @@ class Stepper:
         if not isinstance(state, UnderWay):  # skipped, or attached during the step
             self._state = Idle()
             if self._member.live.modules:
-                self._member.live.follow(moved=True)
+                self._show()
             return
         work = state.work
         work.closed, self.carried = True, work.carried
@@ -242,8 +249,9 @@ class Stepper:
         if not self._averages.began:
             self._averages.begin_when_due()  # if that is stopped, they begin after the next step
         if self._member.live.modules:
-            self.backend.wait()  # for averages in host memory, which the modules read at any time
-            self._member.live.follow(moved=True)
+            self._show()
+        for observe in self.observers:
+            observe(work)
 
     def update(self, rate: float | None) -> None:
         """Let averages that only follow take in the weights as they are, with this share of them if it is given."""
@@ -256,6 +264,12 @@ class Stepper:
         self.look()
         with signals_held():
             self.after()
+
+    def _show(self) -> None:
+        """Let live modules follow. After a step of the first optimizer they look at everything."""
+        self.backend.wait()  # for averages in host memory, which the modules read at any time
+        part = None if self._member.is_first(self) else self._averages.each
+        self._member.live.follow(moved=True, part=part)
 
     # What others ask of it ---------------------------------------------------------------------------------------
 

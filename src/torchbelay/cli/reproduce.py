@@ -33,7 +33,10 @@ def add(commands: "Commands") -> None:
         description="Run the paper's experiments, with the controls that it lacks, and write DIR/index.html.",
         examples=_EXAMPLES,
     )
-    parts = "fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, mnist, sign, cifar10 or all (default)"
+    parts = (
+        "fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, posthoc, mnist, sign, cifar10 or all "
+        "(default)"
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=parts)
     parser.add_argument("--out", default="report", metavar="DIR", help="the folder of the report (default: report)")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of all random numbers (default: 0)")

@@ -74,6 +74,8 @@ class Held(Subject):
         member, name = self.any_average()  # type: ignore[attr-defined]
         if any(each.torn != "no" for each in self.members):
             return
+        with member.belay.averaged(name):  # modules follow what has been done to the model since the last step
+            pass
         with self.unchanged_holdings(), member.belay.averaged(name), self.unchanged_holdings():
             pass
 

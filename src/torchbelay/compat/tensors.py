@@ -1,0 +1,136 @@
+"""Lists of averages and weights that may differ in dtype and device, as every class of this room takes them."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbelay.ops import arithmetic
+
+Device = torch.device | str | int | None
+Pair = tuple[list[Tensor], list[Tensor]]
+
+_dtype = attrgetter("dtype")
+_device = attrgetter("device")
+
+
+def are_averaged(tensors: Sequence[Tensor]) -> list[bool]:
+    """Whether each of these tensors has an average. Integers and booleans, such as counters and masks, are copied."""
+    dtypes = list(map(_dtype, tensors))
+    averaged = {dtype: dtype.is_floating_point or dtype.is_complex for dtype in set(dtypes)}
+    return [averaged[dtype] for dtype in dtypes]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of an average: float32 for floating-point weights of 16 bits or less, else the weights' own.
+
+    >>> wide(torch.bfloat16), wide(torch.float64), wide(torch.int64)
+    (torch.float32, torch.float64, torch.int64)
+    """
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+
+
+def start(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return the averages that these weights begin with: copies, in a dtype that small steps do not vanish in."""
+    return [w.detach().to(wide(w.dtype), copy=True) for w in weights]
+
+
+def part(averages: list[Tensor], weights: list[Tensor], moving: list[bool]) -> tuple[Pair, Pair]:
+    """Part two aligned lists into the tensors that move and the rest."""
+    if all(moving):  # the usual case, and fast
+        return (averages, weights), ([], [])
+    pairs = list(zip(moving, averages, weights, strict=True))
+    moved, rest = [pair for pair in pairs if pair[0]], [pair for pair in pairs if not pair[0]]
+    return ([a for _, a, _ in moved], [w for _, _, w in moved]), ([a for _, a, _ in rest], [w for _, _, w in rest])
+
+
+def follow_(averages: Sequence[Tensor], weights: Sequence[Tensor], share: float) -> None:
+    """Move every average by `share` of its way to its weight. Integers and booleans are copied.
+
+    For averages and weights of one dtype and device this is torch's own foreach lerp.
+
+    >>> averages = [torch.tensor([0.0]), torch.tensor(3)]
+    >>> follow_(averages, [torch.tensor([8.0], dtype=torch.bfloat16), torch.tensor(7)], 0.25)
+    >>> averages
+    [tensor([2.]), tensor(7)]
+    """
+    (averages, weights), (copies, sources) = part(list(averages), list(weights), are_averaged(averages))
+    copy_(copies, sources)
+    if list(map(_device, averages)) != list(map(_device, weights)):
+        weights = [w.to(a.device) for w, a in zip(weights, averages, strict=True)]
+    with torch.no_grad():
+        if list(map(_dtype, averages)) != list(map(_dtype, weights)) and averages[0].device.type == "cpu":
+            for average, weight in zip(averages, weights, strict=True):  # what one needs meanwhile stays in the cache
+                arithmetic.lerp_([average], [weight], share)
+        else:
+            arithmetic.lerp_(averages, weights, share)
+
+
+def copy_(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    """Overwrite `to` with `source`, of any dtype and device, as `to.data.copy_` does: autograd does not see it."""
+    arithmetic.copy_([t.data for t in to], [s.detach() for s in source])
+
+
+def relocated(
+    averages: Sequence[Tensor], device: Device, dtype: torch.dtype | None, non_blocking: bool = False
+) -> list[Tensor]:
+    """Return tensors on a device and in a dtype; None leaves either as it is. Only floating-point ones are cast."""
+    return [
+        t.to(device=device, dtype=dtype if t.is_floating_point() else None, non_blocking=non_blocking) for t in averages
+    ]
+
+
+def check_count(name: str, given: int, expected: int, cure: str) -> None:
+    """Refuse a list that cannot belong to another one, before anything moves."""
+    if given != expected:
+        raise ValueError(f"{name} has {given} tensors, and {expected} are averaged; {cure}")
+
+
+def check_list(name: str, given: Any) -> None:
+    """Refuse what is not a list of tensors, in a state dict."""
+    if not isinstance(given, list) or not all(isinstance(t, Tensor) for t in given):
+        raise ValueError(f"{name} must be a list of tensors, not {type(given).__name__}; this is another kind of state")
+
+
+def check_decay(name: str, decay: float) -> float:
+    """Return a decay; refuse one that is not between 0 and 1."""
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"{name}={decay!r} must be between 0 and 1")
+    return decay
+
+
+class Fractions:
+    """float32 copies of 16-bit averages, in which steps add up that are too small for 16 bits.
+
+    A copy counts where it still rounds to what the average holds. Elsewhere somebody has written the average
+    meanwhile, for instance by loading a checkpoint, and what the average holds counts.
+    """
+
+    def __init__(self) -> None:
+        self._copies: list[Tensor] = []
+
+    @torch.no_grad()
+    def widen(self, averages: Sequence[Tensor]) -> list[Tensor]:
+        """Return the averages to compute with: a float32 copy of each 16-bit one, and the others themselves."""
+        if all(wide(dtype) == dtype for dtype in set(map(_dtype, averages))):
+            self._copies = []
+            return list(averages)
+        narrow = [a for a in averages if wide(a.dtype) != a.dtype]
+        if list(map(Tensor.size, self._copies)) != list(map(Tensor.size, narrow)):
+            self._copies = start(narrow)
+        else:
+            # What an update under inference_mode has left must not be written outside of it.
+            copies = (c.clone() if c.is_inference() else c for c in self._copies)
+            self._copies = [c.to(a.device) for c, a in zip(copies, narrow, strict=True)]
+            for copy, average in zip(self._copies, narrow, strict=True):
+                same = arithmetic.bits(copy.to(average.dtype)) == arithmetic.bits(average)
+                if same.device.type != "cpu" or not same.all():  # only the host knows without waiting
+                    torch.where(same, copy, average, out=copy)
+        own = iter(self._copies)
+        return [a if wide(a.dtype) == a.dtype else next(own) for a in averages]
+
+    def round_into(self, averages: Sequence[Tensor]) -> None:
+        """Round the copies into the 16-bit averages that they belong to."""
+        copy_([a for a in averages if wide(a.dtype) != a.dtype], self._copies)

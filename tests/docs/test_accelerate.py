@@ -1,0 +1,27 @@
+"""The page about Accelerate: its Python runs as one script."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from helpers.root import ROOT
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is the framework that this page is about")
+
+PAGE = (ROOT / "docs" / "accelerate.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Accelerate keeps one state per process."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+def test_the_python_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert len(blocks) == 3
+    exec("\n".join(blocks), {"__name__": "docs", "folder": tmp_path / "saved"})
+    assert capsys.readouterr().out.split() == ["10", "10"]
+    assert (tmp_path / "saved" / "custom_checkpoint_0.pkl").is_file()
