@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbelay as tb
+from helpers.ids import without_address
 from helpers.problems import f64
 from helpers.programs import (
     anchored_program,
@@ -284,7 +285,7 @@ def test_every_compounds_what_changes_with_the_step(case: str, every: int) -> No
         tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=12.0, c2=24.0),
         tb.Spring(k=1.0, m1=math.inf, m2=20.0, c2=24.0),
     ],
-    ids=repr,
+    ids=without_address,
 )
 def test_every_is_refused_where_steps_cannot_be_left_out(method: Any) -> None:
     with pytest.raises(ValueError, match="every=4"):

@@ -265,6 +265,7 @@ def test_the_model_and_its_average_may_be_cast_moved_and_laid_out_anew() -> None
     torch.testing.assert_close(average.module[0].weight.double(), expected, rtol=0, atol=0.02)
 
 
+@pytest.mark.thorough
 def test_a_compiled_or_wrapped_model_may_be_given() -> None:
     net = Net()
     average = AveragedModel(net)
@@ -273,16 +274,19 @@ def test_a_compiled_or_wrapped_model_may_be_given() -> None:
     assert average.n_averaged == 2
 
 
-def test_updates_in_inference_mode() -> None:
-    net = Net()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updates_in_inference_mode(dtype: torch.dtype) -> None:
+    net = Net(dtype)
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     with torch.inference_mode():
+        average.update_parameters(net)
         average.update_parameters(net)
         inside = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
         for _ in range(3):
             inside.update_parameters(net)
     average.update_parameters(net)
-    assert (int(average.n_averaged), int(inside.n_averaged)) == (2, 3)
+    average.update_parameters(net)
+    assert (int(average.n_averaged), int(inside.n_averaged)) == (4, 3)
 
 
 def test_a_function_that_fails_leaves_the_count_alone() -> None:

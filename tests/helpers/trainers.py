@@ -19,7 +19,7 @@ QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "disable_tqdm": True,
 def gpt2(seed: int = 0, *, dropout: float = 0.1) -> GPT2LMHeadModel:
     """A language model with tied weights, and dropout, so that a resume needs the generators too."""
     torch.manual_seed(seed)
-    kept = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"}
+    kept = {"bos_token_id": 0, "eos_token_id": 0}
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 11, "n_positions": 8}
     return GPT2LMHeadModel(GPT2Config(**sizes, **kept, resid_pdrop=dropout))
 
@@ -61,12 +61,10 @@ class Run:
         *,
         model: nn.Module | None = None,
         options: dict[str, Any] | None = None,
-        kind: type[Trainer] = Trainer,
-        trainer: dict[str, Any] | None = None,
+        made: Trainer | None = None,
         **settings: Any,
     ) -> None:
-        self.folder = folder
-        self.trainer = plain(folder, model=model, kind=kind, trainer=trainer, **settings)
+        self.trainer = plain(folder, model=model, **settings) if made is None else made
         self.callback: BelayCallback = attach(self.trainer, method, **(options or {}))
         self.observer = Observer()
         self.trainer.add_callback(self.observer)
@@ -91,15 +89,12 @@ class Run:
         }
 
 
-def plain(
-    folder: Path,
-    *,
-    model: nn.Module | None = None,
-    kind: type[Trainer] = Trainer,
-    trainer: dict[str, Any] | None = None,
-    **settings: Any,
-) -> Trainer:
+def plain(folder: Path, *, model: nn.Module | None = None, kind: type[Trainer] = Trainer, **settings: Any) -> Trainer:
     """A Trainer without an average: six steps of four rows, a checkpoint and an evaluation after three."""
+    given: dict[str, Any] = {"train_dataset": texts(), "eval_dataset": texts(8)}
+    given |= {name: settings.pop(name) for name in ("callbacks", "model_init", "optimizers") if name in settings}
+    if "model_init" not in given:
+        given["model"] = gpt2() if model is None else model
     how = {
         "max_steps": 6,
         "per_device_train_batch_size": 4,
@@ -110,9 +105,6 @@ def plain(
         "logging_steps": 1,
     }
     args = TrainingArguments(str(folder), **QUIET | how | settings)
-    given = {"train_dataset": texts(), "eval_dataset": texts(8)} | (trainer or {})
-    if "model_init" not in given:
-        given["model"] = gpt2() if model is None else model
     return kind(args=args, **given)
 
 

@@ -2,12 +2,17 @@
 
 import copy
 import gc
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -19,6 +24,7 @@ accelerate = pytest.importorskip("accelerate", reason="Trainer needs accelerate"
 
 from transformers import GPT2LMHeadModel, Trainer, TrainerCallback  # noqa: E402
 
+from helpers import transformers_ranks  # noqa: E402
 from helpers.trainers import BELAY, EMA, Observer, Run, ema, gpt2, plain, texts, weights  # noqa: E402
 from torchbelay.integrations.transformers import BelayCallback, attach  # noqa: E402
 
@@ -386,7 +392,7 @@ def test_a_second_train_goes_on_from_the_weights_with_the_same_average(tmp_path:
 
 
 def test_a_model_of_model_init_has_an_average_of_its_own(tmp_path: Path) -> None:
-    run = Run(tmp_path, trainer={"model_init": lambda: gpt2(3)}, max_steps=3, eval_strategy="no").train()
+    run = Run(tmp_path, model_init=lambda: gpt2(3), max_steps=3, eval_strategy="no").train()
     before, model = run.belay, run.trainer.model
     run.train()
     assert run.belay is not before
@@ -405,7 +411,7 @@ def test_an_exception_in_an_evaluation_gives_the_weights_back_and_training_goes_
                 raise OSError("no disk")
             return super().prediction_step(*args, **kwargs)
 
-    run = Run(tmp_path, kind=Broken)
+    run = Run(tmp_path, made=plain(tmp_path, kind=Broken))
     with pytest.raises(OSError, match="no disk"):
         run.train()
     assert same(weights(run.trainer.model), run.observer.after[2])
@@ -422,7 +428,7 @@ def test_a_subclass_that_never_calls_the_optimizers_train_mode_trains_the_weight
             self.accelerator.backward(loss)
             return loss.detach()
 
-    run = Run(tmp_path, kind=Own).train()
+    run = Run(tmp_path, made=plain(tmp_path, kind=Own)).train()
     assert same(run.observer.before[3], run.observer.after[2])
     assert run.belay.step == 6
 
@@ -440,7 +446,7 @@ def test_an_optimizer_with_modes_of_its_own_is_told_them_while_it_has_its_weight
     model = gpt2()
     optimizer = Moded(model.parameters(), lr=1e-1)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    run = Run(tmp_path, model=model, trainer={"optimizers": (optimizer, schedule)}).train()
+    run = Run(tmp_path, model=model, optimizers=(optimizer, schedule)).train()
     evaluated = [seen for mode, seen in said if mode == "eval"]
     assert len(evaluated) == 2
     assert same(evaluated[0], run.observer.after[2])
@@ -470,7 +476,7 @@ def test_numbers_reach_tensorboard_and_reporters_of_any_order(tmp_path: Path) ->
             self.seen.append(dict(kwargs["logs"]))
 
     reporter = Reporter()
-    run = Run(tmp_path / "run", report_to=["tensorboard"], trainer={"callbacks": [reporter]})
+    run = Run(tmp_path / "run", report_to=["tensorboard"], callbacks=[reporter])
     metrics: list[dict[str, Any]] = []
     run.train()
     metrics.append(run.trainer.evaluate())
@@ -493,7 +499,7 @@ def test_numbers_reach_tensorboard_and_reporters_of_any_order(tmp_path: Path) ->
 
 def test_a_callback_alone_is_refused_with_the_cure(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot be one of callbacks=\[...\].*attach\(trainer, method\)"):
-        plain(tmp_path, trainer={"callbacks": [BelayCallback(EMA)]})
+        plain(tmp_path, callbacks=[BelayCallback(EMA)])
     trainer = plain(tmp_path)
     trainer.add_callback(BelayCallback(EMA))
     with pytest.raises(RuntimeError, match=r"added to a Trainer and not attached; write trainer"):
@@ -547,6 +553,50 @@ def test_attach_inside_train_is_refused(tmp_path: Path) -> None:
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             attach(trainer, EMA)
 
-    trainer = plain(tmp_path, trainer={"callbacks": [Late()]})
+    trainer = plain(tmp_path, callbacks=[Late()])
     with pytest.raises(RuntimeError, match=r"attach\(\) inside train\(\)"):
         trainer.train()
+
+
+# Two processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def said(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[str, str | None]:
+    """What every check on two processes said; run once, whatever number of workers pytest has."""
+    shared = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        shared = shared.parent
+    folder = shared / "transformers"
+    with FileLock(shared / "transformers.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            run_two_processes(folder)
+    assert (folder / "said.json").exists(), (folder / "log").read_text()
+    found: dict[str, str | None] = json.loads((folder / "said.json").read_text())
+    return found
+
+
+def run_two_processes(folder: Path) -> None:
+    paths = [*sys.path, os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    with (folder / "log").open("w") as log:
+        subprocess.run(
+            [sys.executable, transformers_ranks.__file__, str(folder)],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=2 * transformers_ranks.LIMIT,
+            check=False,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", transformers_ranks.CHECKS)
+def test_on_two_processes(said: dict[str, str | None], name: str) -> None:
+    assert name in said, "an earlier check stopped the processes"
+    assert said[name] is None, said[name]

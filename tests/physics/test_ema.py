@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.ids import without_address
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.identity import describe
 from torchbelay.physics.methods import ema
@@ -49,7 +50,7 @@ def test_a_scheduled_decay_is_that_of_the_step(t: int, follow: Any) -> None:
         (ema(0.9, warmup="ratio"), "step", 0),
         (ema(0.9, rampup_ratio=0.05), "step", 0),
     ],
-    ids=repr,
+    ids=without_address,
 )
 def test_what_varies_and_until_when(method: ema, varies: str, horizon: int) -> None:
     assert (method.varies, method.horizon) == (varies, horizon)
@@ -128,7 +129,7 @@ def test_the_law_is_the_coupling(power: float, inv_gamma: float, given_decay: fl
         ema(0.9, warmup="inverse-power", inv_gamma=1e300, power=3.0),  # γ³ is no float
         ema(0.9, warmup="inverse-power", inv_gamma=1e-300, power=3.0),
     ],
-    ids=repr,
+    ids=without_address,
 )
 def test_without_a_formula_there_is_no_law(method: ema) -> None:
     assert method.law is None
@@ -181,7 +182,7 @@ def test_a_pickle_without_the_new_fields_has_their_defaults() -> None:
             r"^min_decay=0\.6 is above the decay 0\.5 that half_life=1\.0 ends at",
         ),
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_refused(bad: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchbelay as tb
+from helpers.ids import without_address
 from torchbelay.physics import schedules
 from torchbelay.physics.identity import describe
 from torchbelay.physics.schedules import Bounds, cosine, linear
@@ -85,7 +86,9 @@ def test_the_two_ramps_differ() -> None:
 # What stands in place of a number ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [0.25, linear(0.0, 0.5, 3), lambda step: step / 8, lambda step: Real(0.25)], ids=str)
+@pytest.mark.parametrize(
+    "given", [0.25, linear(0.0, 0.5, 3), lambda step: step / 8, lambda step: Real(0.25)], ids=without_address
+)
 def test_a_number_or_the_number_of_a_step(given: Any) -> None:
     schedules.check("decay", given, UNIT)
     assert schedules.at("decay", given, 2, UNIT) == 0.25
@@ -118,7 +121,7 @@ def two(step: int) -> float:
         (partial(cosine, 0.0), TypeError, "^decay=cosine was not called"),
         ("0.5", TypeError, r"^decay='0\.5' is not a number; give a float"),
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_what_is_out_of_range_is_refused(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

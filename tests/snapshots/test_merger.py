@@ -267,6 +267,8 @@ def wrong(folder: Path, case: str) -> tuple[dict[str, object], str]:
     (folder / "run" / "checkpoint-3").mkdir()
     (folder / "file.safetensors").write_text("mine")
     file = save_safetensors(folder / "one", states(1)[0])
+    torch_file = folder / "one.bin"
+    torch.save(states(1)[0], torch_file)
     cases = {
         "none": ({"paths": []}, "paths=[] is not a list of checkpoints"),
         "text": ({"paths": str(paths[0])}, "is not a list of checkpoints"),
@@ -294,7 +296,12 @@ def wrong(folder: Path, case: str) -> tuple[dict[str, object], str]:
             {"paths": [file], "out": folder / "full", "overwrite": True},
             "is a folder; give the name of a file",
         ),
-        "file parent": ({"paths": [file], "out": folder / "no" / "x"}, "there is no folder"),
+        "file parent": (
+            {"paths": [file], "out": folder / "no" / "x"},
+            f"out={str(folder / 'no' / 'x')!r}: there is no",
+        ),
+        "torch's name": ({"paths": [file], "out": folder / "x.pt"}, "x.pt' would be a safetensors file, as"),
+        "other name": ({"paths": [torch_file], "out": folder / "x.safetensors"}, "would be a file of torch.save, as"),
     }
     changes, message = cases[case]
     return good | changes, message
@@ -302,7 +309,7 @@ def wrong(folder: Path, case: str) -> tuple[dict[str, object], str]:
 
 CASES = (
     *("none", "text", "missing", "weights", "precision", "threads", "exists", "input", "around", "not weights"),
-    *("strangers", "file", "parent", "folder", "file parent"),
+    *("strangers", "file", "parent", "folder", "file parent", "torch's name", "other name"),
 )
 
 

@@ -36,17 +36,24 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     sync(path.parent)
 
 
-def destination(path: str | os.PathLike[str]) -> Path:
-    """Return the file that a path leads to, through symbolic links; refuse, with the cure, if none can be put there."""
+def destination(path: str | os.PathLike[str], *, argument: str = "path") -> Path:
+    """Return the file that a path leads to, through symbolic links; refuse, with the cure, if none can be put there.
+
+    `argument` is the name that the path has for the user.
+    """
     real = Path(os.path.realpath(path))
     if real.is_dir() or os.fspath(path).endswith(("/", os.sep)):
-        raise IsADirectoryError(f"path={os.fspath(path)!r} is a folder; give the name of a file in it")
+        raise IsADirectoryError(f"{argument}={os.fspath(path)!r} is a folder; give the name of a file in it")
     if real.is_symlink():
-        raise OSError(f"path={os.fspath(path)!r} is a symbolic link that leads back to itself; remove it first")
+        raise OSError(f"{argument}={os.fspath(path)!r} is a symbolic link that leads back to itself; remove it first")
     if real.exists() and not real.is_file():
-        raise OSError(f"path={os.fspath(path)!r} is not a file but a device, a pipe or a socket; give another name")
+        raise OSError(
+            f"{argument}={os.fspath(path)!r} is not a file but a device, a pipe or a socket; give another name"
+        )
     if not real.parent.is_dir():
-        raise FileNotFoundError(f"path={os.fspath(path)!r}: there is no folder {str(real.parent)!r}; make it first")
+        raise FileNotFoundError(
+            f"{argument}={os.fspath(path)!r}: there is no folder {str(real.parent)!r}; make it first"
+        )
     return real
 
 

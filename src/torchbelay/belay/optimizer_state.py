@@ -32,22 +32,19 @@ from torch.optim import Optimizer
 from torchbelay.physics.identity import describe
 from torchbelay.physics.warnings import warn
 
-from . import checkpoint, company, modules
-from .average import MAIN
+from . import checkpoint, modules, own_weights
 from .averages import Checked
-from .checks import damaged, fits, same_names
+from .checks import damaged
+from .own_weights import Named
 from .parts import Part, Parts
-from .shard import local, part_for
 
 _KEY = "torchbelay"
 _PREFIX = f"{_KEY}/"
 _NAME = "_torchbelay_state"  # the attribute of an optimizer that holds what it carries
 _TENSORS = (*checkpoint.SLOTS, "initial", "buffers")  # the kinds of tensors in a Belay's state
-
 _MODEL = ""  # in the place of an average's name: the model itself
 
 State = dict[str, Any]
-Named = dict[str, dict[str, Tensor]]  # tensors by kind and name
 
 
 def check(parts: Parts, *, replace: bool) -> None:
@@ -138,7 +135,9 @@ class OptimizerState:
         state, homes = self._state(names), _Homes(optimizer, found)
         own = {key: dict(each) if isinstance(each, Mapping) else each for key, each in found["state"].items()}
         indices = {names[key]: index for key, index in homes.indices.items() if key in names}
-        everything = state["averages"] | ({_MODEL: self._of_model(state)} if self.parts.weights_ride else {})
+        everything = state["averages"] | (
+            {_MODEL: own_weights.taken(self.parts.model, self._part, state)} if self.parts.weights_ride else {}
+        )
         for average, saved in everything.items():
             for kind in _TENSORS:
                 for name, tensor in saved.get(kind, {}).items():
@@ -149,22 +148,6 @@ class OptimizerState:
         groups = list(found["param_groups"])
         groups[homes.group] = {**groups[homes.group], _KEY: text, **facts}
         return {**found, "state": own, "param_groups": groups}
-
-    def _of_model(self, state: State) -> Named:
-        """Return the model's own weights that are averaged, and its buffers, wherever they are now."""
-        here, elsewhere = self._homes_of(state), company.own_tensors()
-        return {
-            kind: {
-                name: modules.copied(elsewhere[id(t)]) if id(t) in elsewhere else t.detach() for name, t in some.items()
-            }
-            for kind, some in here.items()
-        }
-
-    def _homes_of(self, state: State) -> Named:
-        """Return the tensors of the model that an average is put in place of, as a state of it names them."""
-        parameters = modules.named_parameters(self.parts.model)
-        buffers = {} if self._part.options.buffers == "ignore" else modules.persistent_buffers(self.parts.model)
-        return {"weights": {name: parameters[name] for name in state["averages"][MAIN]["weights"]}, "buffers": buffers}
 
     def _state(self, names: dict[int, str]) -> State:
         """Return the state of the averages of this optimizer, as a Belay of this one alone would have it.
@@ -214,7 +197,7 @@ class OptimizerState:
             own.setdefault(kind, {})[name] = tensor
         try:
             self._checked(state)
-            self._check_weights(state, own)
+            own_weights.check(self.parts.model, self._part, state, own)
         except ValueError as problem:
             raise ValueError(
                 f"the averages in this optimizer's state do not fit, and nothing was loaded: {problem}. To change the "
@@ -229,15 +212,6 @@ class OptimizerState:
         self._loading = state, own
         return _without(found)
 
-    def _check_weights(self, state: State, own: Named) -> None:
-        """Refuse weights of the model that do not fit it."""
-        here = self._homes_of(state)
-        for kind, some in own.items():
-            same_names(f"model's own {kind}", some, here.get(kind, {}))
-            for name, tensor in some.items():
-                home = here[kind][name]
-                fits(f"the model's own {name!r}", tensor.to(home.dtype) if isinstance(tensor, Tensor) else tensor, home)
-
     def _checked(self, state: State) -> Checked:
         return self._part.averages.checked(state)
 
@@ -249,10 +223,7 @@ class OptimizerState:
         if loading is None:
             return
         state, own = loading
-        here = self._homes_of(state)
-        for kind, some in own.items():
-            for name, tensor in some.items():
-                local(here[kind][name]).copy_(part_for(tensor, here[kind][name]))
+        own_weights.write(self.parts.model, self._part, state, own)
         self._part.load(self._checked(state))
         self.parts.live.follow(moved=True)
 

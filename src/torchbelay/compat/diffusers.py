@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import tensors
+from .tensors import Device
 
 Parameters = Iterable[Tensor]
 
@@ -155,12 +156,7 @@ class EMAModel:
         """Move the average to pinned host memory, from which copies to a GPU need not wait."""
         self.shadow_params = [p.pin_memory() for p in self.shadow_params]
 
-    def to(
-        self,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-    ) -> None:
+    def to(self, device: Device = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> None:
         """Move the average to a device or a dtype. Integers keep their dtype."""
         self.shadow_params = tensors.relocated(self.shadow_params, device, dtype, non_blocking)
 
@@ -205,8 +201,6 @@ def _outdated(name: str, value: Any, better: str) -> Any:
 def _gathered(weights: list[Tensor]) -> AbstractContextManager[Any]:
     """Under DeepSpeed's ZeRO-3 a rank holds a part of each parameter: gather the whole ones for a step."""
     if weights and hasattr(weights[0], "ds_id"):
-        whole: AbstractContextManager[Any] = sys.modules["deepspeed"].zero.GatheredParameters(
-            weights, modifier_rank=None
-        )
-        return whole
+        gather: Callable[..., AbstractContextManager[Any]] = sys.modules["deepspeed"].zero.GatheredParameters
+        return gather(weights, modifier_rank=None)
     return nullcontext()

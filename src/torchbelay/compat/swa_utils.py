@@ -30,22 +30,35 @@ AverageMany = Callable[[Tensors, Tensors, Tensor | int], None]
 _kind = attrgetter("device", "dtype")
 
 
+# Classes, because torch's closures cannot be pickled -----------------------------------------------------------------
+
+
+class _Many:
+    """Moves lists of averages by a share of their way to the weights."""
+
+    def share(self, count: Tensor | int) -> float:
+        raise NotImplementedError
+
+    def __call__(self, averages: Tensors, weights: Tensors, count: Tensor | int) -> None:
+        follow_(averages, weights, self.share(count))
+
+
 @dataclass(frozen=True)
 class _EMA:
-    """A step of the exponential moving average. Unlike torch's closures, it can be pickled."""
-
     decay: float
 
     def __post_init__(self) -> None:
         tensors.check_decay("decay", self.decay)
 
 
-class _ManyEMA(_EMA):
-    def __call__(self, averages: Tensors, weights: Tensors, count: Tensor | int) -> None:
-        follow_(averages, weights, 1 - self.decay)
-
-    def share(self, count: int) -> float:
+class _ManyEMA(_EMA, _Many):
+    def share(self, count: Tensor | int) -> float:
         return 1 - self.decay
+
+
+class _ManySWA(_Many):
+    def share(self, count: Tensor | int) -> float:
+        return 1 / (int(count) + 1)
 
 
 class _OneEMA(_EMA):
@@ -54,16 +67,6 @@ class _OneEMA(_EMA):
         return self.decay * average + (1 - self.decay) * weight
 
 
-@dataclass(frozen=True)
-class _ManySWA:
-    def __call__(self, averages: Tensors, weights: Tensors, count: Tensor | int) -> None:
-        follow_(averages, weights, self.share(int(count)))
-
-    def share(self, count: int) -> float:
-        return 1 / (count + 1)
-
-
-@dataclass(frozen=True)
 class _OneSWA:
     @torch.no_grad()
     def __call__(self, average: Tensor, weight: Tensor, count: Tensor | int) -> Tensor:
@@ -178,7 +181,7 @@ class AveragedModel(swa_utils.AveragedModel):
         function = self.multi_avg_fn or self.avg_fn or _ManySWA()
         fractions = self._fractions or Fractions()
         moving = fractions.widen(averages)
-        if isinstance(function, _ManyEMA | _ManySWA):  # their share is a number that the host knows
+        if isinstance(function, _Many):  # its share is a number that the host knows
             follow_(moving, weights, function.share(count))
         else:
             (moving, weights), (integers, origins) = tensors.part(moving, weights, tensors.are_averaged(moving))

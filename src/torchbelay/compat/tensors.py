@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchbelay.ops import arithmetic
 
+Device = torch.device | str | int | None
 Pair = tuple[list[Tensor], list[Tensor]]
 
 _dtype = attrgetter("dtype")
@@ -73,10 +74,7 @@ def copy_(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
 
 
 def relocated(
-    averages: Sequence[Tensor],
-    device: torch.device | str | int | None,
-    dtype: torch.dtype | None,
-    non_blocking: bool = False,
+    averages: Sequence[Tensor], device: Device, dtype: torch.dtype | None, non_blocking: bool = False
 ) -> list[Tensor]:
     """Return tensors on a device and in a dtype; None leaves either as it is. Only floating-point ones are cast."""
     return [
@@ -123,13 +121,15 @@ class Fractions:
         if list(map(Tensor.size, self._copies)) != list(map(Tensor.size, narrow)):
             self._copies = start(narrow)
         else:
-            self._copies = [c.to(a.device) for c, a in zip(self._copies, narrow, strict=True)]
+            # What an update under inference_mode has left must not be written outside of it.
+            copies = (c.clone() if c.is_inference() else c for c in self._copies)
+            self._copies = [c.to(a.device) for c, a in zip(copies, narrow, strict=True)]
             for copy, average in zip(self._copies, narrow, strict=True):
                 same = arithmetic.bits(copy.to(average.dtype)) == arithmetic.bits(average)
                 if same.device.type != "cpu" or not same.all():  # only the host knows without waiting
                     torch.where(same, copy, average, out=copy)
-        copies = iter(self._copies)
-        return [a if wide(a.dtype) == a.dtype else next(copies) for a in averages]
+        own = iter(self._copies)
+        return [a if wide(a.dtype) == a.dtype else next(own) for a in averages]
 
     def round_into(self, averages: Sequence[Tensor]) -> None:
         """Round the copies into the 16-bit averages that they belong to."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import tensors
+from .tensors import Device
 
 Parameters = Iterable[Tensor]
 
@@ -113,7 +114,7 @@ class ExponentialMovingAverage:
         finally:
             self.restore(weights)
 
-    def to(self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None) -> None:
+    def to(self, device: Device = None, dtype: torch.dtype | None = None) -> None:
         """Move the average, and what `store` kept, to a device or a dtype. Integers keep their dtype."""
         self.shadow_params = tensors.relocated(self.shadow_params, device, dtype)
         if self.collected_params is not None:

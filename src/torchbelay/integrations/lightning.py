@@ -145,12 +145,9 @@ class BelayCallback(Callback):
             return
         if trainer.global_step // self._log_every > self._logged // self._log_every:
             self._logged = trainer.global_step
-            numbers = {name: value for name, value in self.belay.stats().items() if not isinstance(value, str)}
+            numbers = self.belay.stats("belay/")
             for logger in trainer.loggers:  # at the step that Lightning gives its own numbers
-                logger.log_metrics(
-                    {f"belay/{name}": value for name, value in numbers.items()},
-                    step=trainer.fit_loop.epoch_loop._batches_that_stepped,
-                )
+                logger.log_metrics(numbers, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the model hold the average, also in the sanity check; outside of `fit` it is used as it is."""

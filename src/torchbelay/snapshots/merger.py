@@ -22,8 +22,9 @@ from torchbelay.physics.warnings import warn
 from .checkpoint import Checkpoint, Output
 from .differences import Findings, examine
 from .files import replacing_folder
+from .layouts.safetensors import SafetensorsCheckpoint
 from .mean import Part, Source, Workspace, mean
-from .opening import holds_weights, left_behind, open_checkpoint, strangers
+from .opening import TORCH_ENDINGS, holds_weights, left_behind, open_checkpoint, strangers
 from .stream import Progress, stream, usual_threads
 from .weights import merge_weights
 
@@ -153,13 +154,23 @@ class Merge:
             if not path.parent.is_dir():
                 raise FileNotFoundError(f"out={os.fspath(out)!r}: there is no folder {path.parent}; make it first")
         else:
-            path = destination(out)
+            path = destination(out, argument="out")
+            self._check_name(os.fspath(out))
         needed = self.last.nbytes + self.last.scratch_bytes()
         free = shutil.disk_usage(path.parent).free
         if needed > free:
             raise OSError(
                 f"out={os.fspath(out)!r} needs {size(needed)}, and the disk has {size(free)} left; make room, or give "
                 "a place on another disk"
+            )
+
+    def _check_name(self, out: str) -> None:
+        """Refuse a name that says another layout than the file will have: what reads it would trust the name."""
+        is_safetensors = isinstance(self.last, SafetensorsCheckpoint)
+        if out.endswith(TORCH_ENDINGS if is_safetensors else ".safetensors"):
+            raise ValueError(
+                f"out={out!r} would be {self.last.layout}, as {self.last.path} is; give a name that ends in "
+                f"{'.safetensors' if is_safetensors else '.pt'}, or a last checkpoint of the other layout"
             )
 
     def _check_old(self, path: Path, out: str) -> None:

@@ -9,9 +9,20 @@ from .layouts.pipeline import Pipeline, parts
 from .layouts.safetensors import SafetensorsCheckpoint
 from .layouts.torchfile import TorchCheckpoint
 
-_TORCH = (".bin", ".pt", ".pth", ".ckpt", ".tar")
+TORCH_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".tar")
 # Files with these endings hold weights or the state of a training run, and would contradict new weights beside them.
-_WEIGHTS = (*_TORCH, ".safetensors", ".distcp", ".msgpack", ".h5", ".onnx", ".onnx_data", ".gguf", ".npz", ".tmp")
+_WEIGHTS = (
+    *TORCH_ENDINGS,
+    ".safetensors",
+    ".distcp",
+    ".msgpack",
+    ".h5",
+    ".onnx",
+    ".onnx_data",
+    ".gguf",
+    ".npz",
+    ".tmp",
+)
 # The names that `from_pretrained` of Transformers, diffusers and PEFT look for, without variants such as fp16.
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_model")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin", "scaler.pt")
@@ -103,7 +114,7 @@ def _weights(folder: Path) -> Path | None:
     if (folder / ".metadata").is_file():
         return None
     names = sorted(item.name for item in folder.iterdir() if item.is_file() and item.name not in _NOT_WEIGHTS)
-    for endings in ((".safetensors.index.json",), (".safetensors",), _TORCH):
+    for endings in ((".safetensors.index.json",), (".safetensors",), TORCH_ENDINGS):
         if fitting := [name for name in names if name.endswith(endings)]:
             if len(fitting) > 1:
                 raise ValueError(
