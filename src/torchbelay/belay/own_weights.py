@@ -1,7 +1,7 @@
 """The model's own weights and buffers beside its averages: for checkpoints in which the model is the average.
 
-They ride in the state of the optimizer if `Parts.weights_ride` says so. A state that has them is loaded with them, by any
-Belay.
+They ride in the state of the optimizer if `Parts.weights_ride` says so. A state that has them is loaded with them, by
+any Belay.
 """
 
 from collections.abc import Iterable
