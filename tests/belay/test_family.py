@@ -1,5 +1,6 @@
 """Parameters that go from one optimizer of a Belay to another: their averages go on."""
 
+import copy
 import warnings
 from typing import Any
 
@@ -67,6 +68,34 @@ def test_the_average_of_such_a_parameter_has_the_numbers_of_the_formula() -> Non
     # the mean of what it has seen since construction: its own first value has no share
     mean = torch.stack(seen[1:]).mean(0)
     assert torch.allclose(belay.average_state_dict()["2.weight"], mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", METHODS)
+@pytest.mark.parametrize("optimizers_then", ["as they were", "one for all"])
+def test_a_parameter_that_is_older_than_its_new_optimizer_is_resumed(how: str, optimizers_then: str) -> None:
+    model, optimizers, belay = several(METHODS[how])
+    alternate(model, optimizers, range(5))  # 5 and 2 steps
+    move(model[2].weight, *optimizers)
+    evaluate(model, 5)
+    optimizers[1].step()
+    state = copy.deepcopy(belay.state_dict())
+    assert state["averages"]["average"]["ages"]["2.weight"] == 6
+    assert state["optimizers"][1][0] == 3
+    other = copy.deepcopy(model)
+    those: Any = [
+        torch.optim.SGD([dict(other.named_parameters())[name] for name in names], lr=0.2)
+        for _, _, names in state["optimizers"]
+    ]
+    if optimizers_then == "one for all":
+        those = torch.optim.SGD(other.parameters(), lr=0.2)
+    resumed = tb.Belay(other, those, METHODS[how])
+    for _ in range(2):  # the second state is one of its own
+        resumed.load_state_dict(state)
+        again = copy.deepcopy(resumed.state_dict())
+        assert again["averages"]["average"]["ages"] == state["averages"]["average"]["ages"]
+        ours, theirs = (each["averages"]["average"]["weights"] for each in (again, state))
+        assert all(same(ours[name], theirs[name]) for name in theirs)
+        state = again
 
 
 def test_a_parameter_that_two_of_them_hold_is_refused_at_the_step_and_nothing_has_changed() -> None:

@@ -198,7 +198,7 @@ def damages() -> dict[str, Any]:
         "steps are no number": change("optimizers", 0, 0, to="5"),
         "steps below 0": change("optimizers", 0, 0, to=-1),
         "more steps than the largest": change("optimizers", 0, 0, to=6),
-        "fewer steps than an age": change("optimizers", 0, 0, to=3),
+        "an age of more steps than all took": change("averages", "average", "ages", "0.weight", to=99),
         "begun twice": change("optimizers", 0, 1, to=2),
         "a name that is none": change("optimizers", 0, 2, to=[3]),
         "no step": change("step", to=None),

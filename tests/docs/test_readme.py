@@ -4,6 +4,8 @@ import importlib.util
 import json
 import re
 import tomllib
+import warnings
+from functools import partial
 from statistics import fmean
 from types import ModuleType
 
@@ -19,7 +21,10 @@ from torchbelay.lab.score.analysis import FAILED, FID_MARGIN
 from torchbelay.lab.score.comparison import Comparison, compare
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+_BEFORE, _, _REST = README.partition("## What else")
+_INSIDE, _, _AFTER = _REST.partition("\n## ")
+BLOCKS = re.findall(r"```python\n(.*?)```", _BEFORE + _AFTER, re.S)
+TRAINERS = re.findall(r"```python\n(.*?)```", _INSIDE, re.S)
 ATTACH = re.compile(r"^belay = tb\.Belay\(.*\).*\n", re.M)
 
 
@@ -53,6 +58,67 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
     names["belay"].detach()
     exec(compile(fused, "README.md", "exec"), names)
     assert type(names["optimizer"]) is tb.optim.AdamW
+
+
+def test_what_else_runs_in_lightning(tmp_path, monkeypatch) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    monkeypatch.chdir(tmp_path)
+
+    class Regression(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(3, 1)
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    names = {"tb": tb, "module": Regression(), "data": torch.utils.data.DataLoader(torch.randn(8, 3))}
+    names["Trainer"] = partial(lightning.Trainer, max_epochs=1, **quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice about workers
+        exec(compile(TRAINERS[0], "README.md", "exec"), names)
+    (callback,) = [each for each in names["trainer"].callbacks if isinstance(each, names["BelayCallback"])]
+    assert callback.belay.step == 8
+
+
+def test_what_else_runs_in_transformers(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8)
+    data = [{"input_ids": x, "labels": x} for x in torch.randint(11, (8, 8))]
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    args = transformers.TrainingArguments(str(tmp_path), max_steps=3, **quiet)
+    trainer = transformers.Trainer(transformers.GPT2LMHeadModel(config), args, train_dataset=data)
+    first = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(TRAINERS[1], "README.md", "exec"), {"tb": tb, "trainer": trainer})
+    moved = [(p.detach() - first[name]).abs().max() for name, p in trainer.model.named_parameters()]
+    assert 0 < max(moved) < 1e-6  # the model is the average now: 3 steps at 5e-5, each kept by a thousandth
+
+
+def test_what_else_runs_in_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = torch.nn.Linear(3, 1)
+    names = {"tb": tb, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    names["accelerator"] = accelerate.Accelerator(cpu=True)
+    exec(compile(TRAINERS[2], "README.md", "exec"), names)
+    names["accelerator"].backward(names["model"](torch.ones(2, 3)).sum())
+    names["optimizer"].step()
+    assert names["belay"].step == 1
+
+
+def test_what_else_has_drop_ins_and_teachers() -> None:
+    student = torch.nn.Linear(3, 1)
+    names = {"tb": tb, "student": student, "optimizer": torch.optim.SGD(student.parameters(), lr=0.1)}
+    exec(compile(TRAINERS[3] + TRAINERS[4], "README.md", "exec"), names)
+    assert {"AveragedModel", "EMAModel", "ExponentialMovingAverage"} <= names.keys()
+    student(torch.ones(2, 3)).sum().backward()
+    names["optimizer"].step()
+    assert torch.equal(names["teacher"].weight, names["belay"].average_state_dict()["weight"])
 
 
 def test_belay_is_a_change_of_one_line(tmp_path, monkeypatch) -> None:

@@ -6,7 +6,8 @@ optimizers      a list of [steps, began, names]: the steps of an optimizer, whet
                 names of the parameters that it trains
 
 Its `step` is the largest count, and `began` is 2 if only some averages have begun. What a parameter needs is its age,
-so a state fits any optimizers that train the same parameters, in whatever way they share them.
+so a state fits any optimizers that train the same parameters, in whatever way they share them. A parameter that came
+from another optimizer may be older than its optimizer's count; the count is raised to its age when the state is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def _trained(state: Mapping[str, Any], i: int, names: Sequence[str], known: list
     found = [rows[name] for name in names if name in rows] or [known[i % len(known)]]
     if len({row.began for row in found}) > 1:
         _refuse_some({"began": _SOME})
-    steps = max(row.steps for row in found)
+    steps = max(*(row.steps for row in found), *_ages(state, names, most=sum(row.steps for row in known)))
     return Trained(max(steps, *_ages_of_buffers(state)) if i == 0 else steps, found[0].began, names)
 
 
@@ -98,6 +99,12 @@ def _refuse_some(state: Any) -> None:
             "in this state the averages of some optimizers have begun and those of others have not, and here one "
             "optimizer trains both; give Belay the optimizers that it had, or save after all have taken `start` steps"
         )
+
+
+def _ages(state: Mapping[str, Any], names: Sequence[str], *, most: int) -> list[int]:
+    """Return the ages of parameters; none has seen more steps than all optimizers took, unless it is damaged."""
+    found = [saved["ages"].get(name) for saved in state["averages"].values() for name in names]
+    return [0, *(age for age in found if isinstance(age, int) and age <= most)]  # what is damaged is found later
 
 
 def _ages_of_buffers(state: Mapping[str, Any]) -> list[int]:

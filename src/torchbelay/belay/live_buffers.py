@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchbelay.ops import arithmetic
 
 from . import modules
-from .replica import Part
+from .replica import Twin
 from .shard import local
 
 Slot = tuple[dict[str, Any], str]  # a module's buffers, and the key of one of them
@@ -62,7 +62,7 @@ class BufferBond:
 
 def renew_buffers(
     model: nn.Module,
-    parts: list[tuple[Part, nn.Module]],
+    twins: list[tuple[Twin, nn.Module]],
     values: Mapping[str, Tensor],
     own: Mapping[int, Tensor],
     home: torch.device | None,
@@ -79,13 +79,13 @@ def renew_buffers(
     owners: dict[int, int] = {}
     writes: list[tuple[Slot, Tensor]] = []
     written: list[tuple[Slot, Tensor]] = []
-    for part, slots, key, buffer in _buffers(parts):
+    for twin, slots, key, buffer in _buffers(twins):
         value = values.get(names[id(buffer)])
         is_averaged = value is not None and value.shape == buffer.shape
         if value is None or not is_averaged:
             value = own.get(id(buffer), buffer)
-        bond: BufferBond = part.buffers.setdefault(key, BufferBond())
-        is_transient = key in part.model._non_persistent_buffers_set and not is_averaged
+        bond: BufferBond = twin.buffers.setdefault(key, BufferBond())
+        is_transient = key in twin.model._non_persistent_buffers_set and not is_averaged
         if is_transient and bond.is_apart(buffer, slots[key]):
             continue
         now, there = slots[key], Kind(local(buffer).device if home is None else home, buffer.dtype)
@@ -102,15 +102,15 @@ def renew_buffers(
     return [(slots[key], value) for (slots, key), value in written]
 
 
-def _buffers(parts: list[tuple[Part, nn.Module]]) -> Iterator[tuple[Part, dict[str, Any], str, Tensor]]:
+def _buffers(twins: list[tuple[Twin, nn.Module]]) -> Iterator[tuple[Twin, dict[str, Any], str, Tensor]]:
     """Yield the model's buffers, each with the slot of the module that it belongs to."""
-    for part, made in parts:
-        for key, buffer in part.model._buffers.items():
+    for twin, made in twins:
+        for key, buffer in twin.model._buffers.items():
             if key not in made._buffers:
                 continue
             if buffer is not None:
-                yield part, made._buffers, key, buffer
-            elif key not in part.model._non_persistent_buffers_set:
+                yield twin, made._buffers, key, buffer
+            elif key not in twin.model._non_persistent_buffers_set:
                 made._buffers[key] = None
 
 

@@ -23,7 +23,7 @@ from .live_buffers import renew_buffers
 from .live_snapshot import Snapshot
 from .models import Loose
 from .options import Options
-from .replica import Memo, Part, Replica, held, replicated, without_graphs
+from .replica import Memo, Replica, Twin, held, replicated, without_graphs
 from .shard import is_sharded, local, reshard
 
 
@@ -80,7 +80,7 @@ class LiveModule:
     def contains(self, module: nn.Module) -> bool:
         """Whether one of the module's parts is a part of this one too."""
         others = set(module.modules())
-        return any(made in others for _, made in self._replica.parts())
+        return any(made in others for _, made in self._replica.twins())
 
     def shares(self, parameters: set[int]) -> bool:
         """Whether the model has one of these parameters, given by their ids."""
@@ -88,14 +88,14 @@ class LiveModule:
 
     def left_out_of(self, model: nn.Module) -> Memo:
         """Return None for each part of the module, by their ids, if it follows an average of this very model."""
-        return {id(made): None for _, made in self._replica.parts()} if model is self._model else {}
+        return {id(made): None for _, made in self._replica.twins()} if model is self._model else {}
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def prepare(self) -> None:
         """Get the parts that the model has got; parts that cannot be copied raise here, before anything has moved."""
         if self._known is None or not self._known.is_model():
-            self._renew_parts()
+            self._renewed_twins()
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -116,37 +116,37 @@ class LiveModule:
         """Bind every tensor of the module to what it must be now, and return the parameters; `own`, see `company`."""
         if self._is_sharded:
             self._reshard()
-        parts = self._renew_parts()
+        twins = self._renewed_twins()
         entries = {id(e.w1): e for e in self.average.entries.values()}
         binding = _Binding(self._origin.options.home)
-        for part, made in parts:
-            for key, p in part.model._parameters.items():
+        for twin, made in twins:
+            for key, p in twin.model._parameters.items():
                 q = held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(p) and not is_lazy(q):
-                    binding.bind(part.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
+                    binding.bind(twin.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
         writes = binding.carry_out(self._origin.regroup)
         if self._renews_buffers or first:
-            written = renew_buffers(self._model, parts, self.average.buffers, own, binding.home)
+            written = renew_buffers(self._model, twins, self.average.buffers, own, binding.home)
             writes += written if self._renews_buffers else []
         is_simple = not own and not self._is_sharded and all(map(_has_address, self._model.parameters()))
-        self._known = Snapshot(parts, self.average, writes, binding.watched) if is_simple else None
+        self._known = Snapshot(twins, self.average, writes, binding.watched) if is_simple else None
         return binding.parameters
 
     def _reshard(self) -> None:
         """Let FSDP modules hold their shards: what they gathered belongs to the last step."""
         reshard(self._model)
         whole = self._module()
-        for made in [whole] if whole is not None else [made for _, made in self._replica.parts()]:
+        for made in [whole] if whole is not None else [made for _, made in self._replica.twins()]:
             reshard(made)
 
-    def _renew_parts(self) -> list[tuple[Part, nn.Module]]:
+    def _renewed_twins(self) -> list[tuple[Twin, nn.Module]]:
         """Return the parts that somebody holds, made anew where the model consists of other parts now."""
-        parts = self._replica.parts()
-        if not parts or self._replica.is_current():
-            return parts
+        twins = self._replica.twins()
+        if not twins or self._replica.is_current():
+            return twins
         known: Memo = {}
-        for part, made in parts:
-            for key, p in part.model._parameters.items():
+        for twin, made in twins:
+            for key, p in twin.model._parameters.items():
                 q = held(made._parameters, key)
                 if p is not None and q is not None and not is_lazy(q):
                     known[id(p)] = q
@@ -158,7 +158,7 @@ class LiveModule:
                 f"average {self.average.name!r} cannot get them ({type(problem).__name__}: {problem}); drop that "
                 "module, and use averaged()"
             ) from problem
-        return self._replica.parts()
+        return self._replica.twins()
 
 
 class _Binding:
@@ -185,7 +185,7 @@ class _Binding:
         there = source.device if self.home is None else self.home
         if bond.place is None or bond.place != _place(q):
             bond.free = (q.dtype, q.device, q.stride()) == (p.dtype, there, p.stride())
-            bond.private = not (shares_memory(q, p) or shares_memory(q, source))
+            bond.private = not (_shares_memory(q, p) or _shares_memory(q, source))
         dtype, device = (p.dtype, there) if bond.free else (q.dtype, q.device)
         if (dtype, device) == (source.dtype, source.device) and (bond.free or _is_alike(q, source)) and _is_plain(q):
             if not _is_alias(q, source):
@@ -246,7 +246,7 @@ def _place(t: Tensor) -> Place:
     return Place(t.untyped_storage()._cdata, int(t.storage_offset()), t.device, t.dtype, t.shape, t.stride())
 
 
-def shares_memory(q: Tensor, source: Tensor) -> bool:
+def _shares_memory(q: Tensor, source: Tensor) -> bool:
     """Whether two tensors lie in the same memory, anywhere in it."""
     there, here = q.untyped_storage(), source.untyped_storage()
     return there.data_ptr() == here.data_ptr() and q.device == source.device and there.nbytes() > 0

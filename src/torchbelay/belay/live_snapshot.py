@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchbelay.ops import arithmetic
 
 from .average import WholeAverage
-from .replica import Part, held
+from .replica import Twin, held
 from .shard import local
 
 _children, _parameters, _buffers = (attrgetter(name) for name in ("_modules", "_parameters", "_buffers"))
@@ -28,19 +28,19 @@ class Snapshot:
 
     def __init__(
         self,
-        parts: Sequence[tuple[Part, nn.Module]],
+        twins: Sequence[tuple[Twin, nn.Module]],
         average: WholeAverage,
         writes: Iterable[tuple[Tensor, Tensor]],
         watched: Sequence[Tensor],
     ) -> None:
-        self._model, self._made = [part.model for part, _ in parts], [part.made for part, _ in parts]
+        self._model, self._made = [twin.model for twin, _ in twins], [twin.made for twin, _ in twins]
         self._average, self._cohorts = average, average.cohorts
         self._objects, self._addresses = self._objects_now(), self._addresses_now()
-        tensors, self._ids, self._places = _of_module([made for _, made in parts])
+        tensors, self._ids, self._places = _of_module([made for _, made in twins])
         index = {id(t): i for i, t in enumerate(tensors)}
         self._writes = [(index[id(t)], source) for t, source in writes]
         self._watched, self._versions = watched, [t._version for t in watched]
-        self._rows = _rows(parts, {id(tensors[i]) for i, _ in self._writes})
+        self._rows = _rows(twins, {id(tensors[i]) for i, _ in self._writes})
 
     def renew(self, part: WholeAverage | None) -> list[Tensor] | None:
         """Write what every step writes, and return the module's parameters; None if anything has changed.
@@ -114,14 +114,14 @@ class _Row(NamedTuple):
         return q if is_known and _address(p) == self.address_of_model else None
 
 
-def _rows(parts: Sequence[tuple[Part, nn.Module]], copied: set[int]) -> dict[int, list[_Row]]:
+def _rows(twins: Sequence[tuple[Twin, nn.Module]], copied: set[int]) -> dict[int, list[_Row]]:
     """Return the parameters of the module, by the ids of those of the model."""
     found: dict[int, list[_Row]] = {}
-    for part, made in parts:
-        for key, p in part.model._parameters.items():
+    for twin, made in twins:
+        for key, p in twin.model._parameters.items():
             q = held(made._parameters, key)
             if p is not None and q is not None:
-                row = _Row(part.made, key, id(q), _address(q), _address(p), id(q) in copied)
+                row = _Row(twin.made, key, id(q), _address(q), _address(p), id(q) in copied)
                 found.setdefault(id(p), []).append(row)
     return found
 

@@ -1,7 +1,7 @@
 """A module made like a model, part by part, without its weights; it takes over what the model becomes later.
 
 The module is a deep copy in which every parameter is a tensor that is given, so that no weight is copied. Wrappers are
-left out. A part is known by the part of the model that it was made from, and it is held weakly: what the user drops
+left out. A part of it is known by the part of the model that it was made from, and is held weakly: what the user drops
 costs nothing more.
 """
 
@@ -22,7 +22,7 @@ Memo = dict[int, Any]  # as copy.deepcopy takes it: what stands for an object, b
 
 
 @dataclass(eq=False)
-class Part:
+class Twin:
     """A part of a model, the module that was made from it, and what is known of the tensors of that module."""
 
     model: nn.Module
@@ -37,57 +37,58 @@ class Replica:
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         self._model = model
-        made = _by_place(module)
-        self._parts = [Part(part, ref(made[at]), _form(part)) for at, part in _by_place(model).items() if at in made]
+        made, parts = _by_place(module), _by_place(model)
+        pairs = {id(part): (part, made[at]) for at, part in parts.items() if at in made}  # a shared part counts once
+        self._twins = [Twin(part, ref(own), _form(part)) for part, own in pairs.values()]
 
     def is_alive(self) -> bool:
         """Whether somebody holds one of the parts."""
-        return any(part.made() is not None for part in self._parts)
+        return any(twin.made() is not None for twin in self._twins)
 
-    def parts(self) -> list[tuple[Part, nn.Module]]:
+    def twins(self) -> list[tuple[Twin, nn.Module]]:
         """Return the parts that somebody still holds, with their modules; none if the module has been dropped."""
-        found = [(part, made) for part in self._parts if (made := part.made()) is not None]
-        if len(found) < len(self._parts):
-            self._parts = [part for part, _ in found]
+        found = [(twin, made) for twin in self._twins if (made := twin.made()) is not None]
+        if len(found) < len(self._twins):
+            self._twins = [twin for twin, _ in found]
         return found
 
     def is_current(self) -> bool:
         """Whether the model still consists of the parts that it consisted of."""
-        return all(_is_same(_form(part.model), part.form) for part in self._parts)
+        return all(_is_same(_form(twin.model), twin.form) for twin in self._twins)
 
     def renew(self, memo: Memo) -> None:
         """Make anew, in place, every part whose own children, parameters, buffers or class have changed.
 
         Other parts stay as they are. `memo` has the module's parameters, by the ids of those of the model.
         """
-        parts = self.parts()
-        known = {id(part.model): part for part, _ in parts}
-        memo |= {id(part.model): made for part, made in parts}
-        for part, made in parts:
-            memo |= {id(b): made._buffers[key] for key, b in part.model._buffers.items() if key in made._buffers}
-        changed = [(part, made) for part, made in parts if not _is_same(_form(part.model), part.form)]
+        twins = self.twins()
+        known = {id(twin.model): twin for twin, _ in twins}
+        memo |= {id(twin.model): made for twin, made in twins}
+        for twin, made in twins:
+            memo |= {id(b): made._buffers[key] for key, b in twin.model._buffers.items() if key in made._buffers}
+        changed = [(twin, made) for twin, made in twins if not _is_same(_form(twin.model), twin.form)]
         _leave_out_wrappers(self._model, memo)
-        states = [copy.deepcopy(_state(part.model), memo) for part, _ in changed]
-        for (part, made), state in zip(changed, states, strict=True):
+        states = [copy.deepcopy(_state(twin.model), memo) for twin, _ in changed]
+        for (twin, made), state in zip(changed, states, strict=True):
             state["training"] = made.training
-            made.__class__ = type(part.model)  # a layer that is parametrized gets a class of its own
+            made.__class__ = type(twin.model)  # a layer that is parametrized gets a class of its own
             vars(made).clear()
             made.__setstate__(state)  # type: ignore[no-untyped-call]
-        training = parts[0][1].training
-        found: list[Part] = []
+        training = twins[0][1].training
+        found: dict[int, Twin] = {}
         for _, _, model in modules.walk(self._model):
             each = known.get(id(model)) or self._new(model, memo, training)
             if each is not None:
                 each.form = _form(model)
-                found.append(each)
-        self._parts = found
+                found[id(model)] = each
+        self._twins = list(found.values())
 
-    def _new(self, model: nn.Module, memo: Memo, training: bool) -> Part | None:
+    def _new(self, model: nn.Module, memo: Memo, training: bool) -> Twin | None:
         made = memo.get(id(model))
         if made is None:  # it belongs to a part that nobody holds any more
             return None
         made.training = training
-        return Part(model, ref(made), [])
+        return Twin(model, ref(made), [])
 
 
 def held(slots: Any, key: str) -> Any:
