@@ -21,7 +21,7 @@ _RECORDED = {"power_05": ("#0072B2", "σ_rel 0.05"), "power_10": ("#D55E00", "σ
 def draw_plates(records: Sequence[Record]) -> list[Plate]:
     """Draw all figures."""
     with style.house():
-        return [_profiles(records), _errors(records), _ring(records)]
+        return [_profiles(records), _errors(records), _losses(records)]
 
 
 def short(target: str) -> str:
@@ -156,58 +156,92 @@ def _errors(records: Sequence[Record]) -> Plate:
 # Networks -------------------------------------------------------------------------------------------------------------
 
 
-def _ring(records: Sequence[Record]) -> Plate:
-    (about,) = select(records, "protocol")
-    networks = select(records, "network")
+def _losses(records: Sequence[Record]) -> Plate:
+    (about,), (of_mnist,) = select(records, "protocol"), select(records, "mnist protocol")
+    networks, images = select(records, "network"), _by_length(select(records, "mnist network"))
     lrs = sorted({each["lr"] for each in networks})
-    fig = style.figure(9.0, 3.9)
-    left, right = fig.subplots(1, 2, width_ratios=(1.25, 1))
+    fig = style.figure(10.5, 3.9)
+    ring, mnist, right = fig.subplots(1, 3, width_ratios=(1.25, 1, 1))
     for lr, hue in zip(lrs, TARGET_COLOURS, strict=False):
-        mine = sorted(select(networks, "network", lr=lr), key=lambda each: each["half_life"])
-        _draw_losses(left, mine, hue, f"learning rate {lr:g}")
+        mine = _by_length(select(networks, "network", lr=lr))
+        _draw_losses(ring, mine, hue, f"learning rate {lr:g}")
         (plain,) = select(records, "weights", lr=lr)
-        left.axhline(fmean(plain["loss"]), color=hue, lw=0.9, ls=(0, (1, 1.5)))
-        x = [each["half_life"] for each in mine]
-        ratios = [[actual / each["predicted"] for actual in each["actual"]] for each in mine]
-        right.fill_between(x, [min(r) for r in ratios], [max(r) for r in ratios], color=hue, alpha=0.2, lw=0)
-        right.plot(x, [fmean(r) for r in ratios], color=hue, marker="o", ms=4)
-    left.plot([], [], color="#555555", label="trained along")
-    left.plot([], [], "o", color="#555555", label="made afterwards")
-    left.plot([], [], "o", color="#555555", mfc="white", label=f"the same, predicted error > {ACCEPTED:g}")
-    left.plot([], [], color="#555555", lw=0.9, ls=(0, (1, 1.5)), label="the weights themselves")
-    left.set(xscale="log", yscale="log", xlabel="half-life of the EMA, steps", ylabel="excess test loss")
-    left.legend(fontsize=8, loc="upper left")
-    left.set_title("loss over the averaging length")
+        ring.axhline(fmean(plain["loss"]), color=hue, lw=0.9, ls=(0, (1, 1.5)))
+        _draw_ratios(right, mine, hue, f"ring, rate {lr:g}")
+    hue = TARGET_COLOURS[len(lrs)]
+    _draw_losses(mnist, images, hue, f"learning rate {of_mnist['lr']:g}")
+    mnist.axhline(select(records, "mnist weights")[0]["loss"], color=hue, lw=0.9, ls=(0, (1, 1.5)))
+    _draw_ratios(right, images, hue, "MNIST")
+    ring.plot([], [], color="#555555", label="trained along")
+    ring.plot([], [], "o", color="#555555", label="made afterwards")
+    ring.plot([], [], "o", color="#555555", mfc="white", label=f"the same, predicted error > {ACCEPTED:g}")
+    ring.plot([], [], color="#555555", lw=0.9, ls=(0, (1, 1.5)), label="the weights themselves")
+    ring.set(yscale="log", ylabel="excess test loss")
+    ring.set_title("ring: loss over the averaging length")
+    mnist.set(ylabel="test loss")
+    mnist.set_title("MNIST: the same")
     right.axhline(1, color="#999999", lw=0.8)
-    right.set(xscale="log", yscale="log", xlabel="half-life of the EMA, steps", ylim=(0.4, 5))
+    right.set(yscale="log", ylim=(0.15, 5))
     right.set_title("measured error ÷ predicted error")
-    places = sorted({each["half_life"] for each in networks})
-    for ax in (left, right):
-        _plain_ticks(ax.xaxis, places)
-    _plain_ticks(left.yaxis, (0.01, 0.02, 0.03, 0.05, 0.1, 0.2))
-    _plain_ticks(right.yaxis, (0.5, 1, 2, 5))
-    accepted = [each for each in networks if each["predicted"] <= ACCEPTED]
-    apart = max(abs(m / a - 1) for each in accepted for m, a in zip(each["made"], each["along"], strict=True))
-    factors = [actual / each["predicted"] for each in networks for actual in each["actual"]]
+    for ax, found in ((ring, networks), (mnist, images), (right, networks)):
+        ax.set(xscale="log", xlabel="half-life of the EMA, steps")
+        ax.legend(fontsize=8, loc="upper left")
+        _plain_ticks(ax.xaxis, sorted({each["half_life"] for each in found}))
+    _plain_ticks(ring.yaxis, (0.01, 0.02, 0.03, 0.05, 0.1, 0.2))
+    _plain_ticks(right.yaxis, (0.2, 0.5, 1, 2, 5))
+    both = [*networks, *images]
+    factors = [actual / each["predicted"] for each in both for actual in _all(each["actual"])]
     caption = (
-        f"The loss over {len(places)} averaging lengths, of averages trained along and of those made afterwards from "
-        f"two recorded ones: accepted ones differ by {apart:.1%} at most. Errors are {min(factors):.2g} to "
-        f"{max(factors):.2g} times the predicted ones."
+        "The loss over averaging lengths, of averages trained along and of those made afterwards from two recorded "
+        f"ones: accepted ones differ by {_apart(networks):.1%} at most on the ring, {_apart(images):.2%} on MNIST. "
+        f"Errors are {min(factors):.2g} to {max(factors):.2g} times the predicted ones."
     )
     notes = (
-        f"Networks of {about['weights']:,} weights on the ring of eight Gaussians, {about['trained_steps']:,} steps of "
+        f"Ring: networks of {about['weights']:,} weights on eight Gaussians, {about['trained_steps']:,} steps of "
         f"Adam at a constant rate on batches of {about['batch']}, {about['seeds']} seeds. Snapshots of two power "
         f"functions every {about['every']} steps.",
-        "Lines and points are means over seeds; the band on the right has all seeds. Updates of Adam are correlated, "
+        f"MNIST: an EDM of {of_mnist['weights']:,} weights, {of_mnist['trained_steps']:,} steps of Adam at a constant "
+        f"rate on batches of {of_mnist['batch']}, one seed, snapshots every {of_mnist['every']} steps; the loss is "
+        f"that of {of_mnist['triples']} test images at fixed noise. {_origin(of_mnist)}",
+        "Lines and points are means over seeds; the bands on the right have all seeds. Updates of Adam are correlated, "
         "and the prediction takes them for white.",
     )
-    return Plate("posthoc-ring", "The loss over the averaging length, found after training", caption, fig, notes)
+    return Plate("posthoc-losses", "The loss over the averaging length, found after training", caption, fig, notes)
+
+
+def _origin(about: Record) -> str:
+    """Return when and on what the network of MNIST was trained, and why it was not trained anew."""
+    made = f"It took {about['device_s']} s on a {about['device']} in {about['date']} (torch {about['torch']})."
+    return f"{made} These are the records that come with the package: {about['why']}" if "committed" in about else made
+
+
+def _by_length(lines: Sequence[Record]) -> list[Record]:
+    return sorted(lines, key=lambda each: float(each["half_life"]))
+
+
+def _all(values: float | Sequence[float]) -> Sequence[float]:
+    """Return the values of all seeds; a record of one seed has one number."""
+    return [values] if isinstance(values, float) else values
+
+
+def _apart(lines: Sequence[Record]) -> float:
+    """Return the largest relative difference of the two losses, of averages whose predicted error is accepted."""
+    accepted = [each for each in lines if each["predicted"] <= ACCEPTED]
+    pairs = [pair for each in accepted for pair in zip(_all(each["made"]), _all(each["along"]), strict=True)]
+    return max(abs(made / along - 1) for made, along in pairs)
+
+
+def _draw_ratios(ax: Axes, mine: Sequence[Record], hue: str, name: str) -> None:
+    x = [each["half_life"] for each in mine]
+    ratios = [[actual / each["predicted"] for actual in _all(each["actual"])] for each in mine]
+    ax.fill_between(x, [min(r) for r in ratios], [max(r) for r in ratios], color=hue, alpha=0.2, lw=0)
+    ax.plot(x, [fmean(r) for r in ratios], color=hue, marker="o", ms=4, label=name)
 
 
 def _draw_losses(ax: Axes, mine: Sequence[Record], hue: str, name: str) -> None:
     x = [each["half_life"] for each in mine]
-    ax.plot(x, [fmean(each["along"]) for each in mine], color=hue, lw=1.6)
+    ax.plot(x, [fmean(_all(each["along"])) for each in mine], color=hue, lw=1.6)
     for each in mine:
         good = each["predicted"] <= ACCEPTED
-        ax.plot(each["half_life"], fmean(each["made"]), "o", color=hue, ms=5.5, mfc=hue if good else "white")
+        ax.plot(each["half_life"], fmean(_all(each["made"])), "o", color=hue, ms=5.5, mfc=hue if good else "white")
     ax.plot([], [], color=hue, label=name)

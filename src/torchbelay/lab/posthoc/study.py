@@ -2,7 +2,8 @@
 
 Three questions. What does an average hold of each update, and how well do snapshots of two power functions imitate it?
 How does the error fall with the number of snapshots, and is it the predicted one? Does an average that was made after
-training do for a network what the same average does that was trained along?
+training do for a network what the same average does that was trained along? The networks are those of the ring here,
+and that of MNIST in `mnist.py`.
 """
 
 import tempfile
@@ -28,7 +29,7 @@ from torchbelay.snapshots.profiles import filter_of, profile
 from torchbelay.snapshots.synthesis import synthesize_all
 from torchbelay.snapshots.targets import Target, aim_at, label
 
-from . import figures
+from . import figures, mnist
 
 NAME = "posthoc"
 TITLE = "Averages made after training"
@@ -80,9 +81,10 @@ def _generator(settings: Settings, stream: int) -> torch.Generator:
 def plan(settings: Settings) -> tuple[int, str]:
     """Return the units of work, and one line that says what would run."""
     how = _protocol(settings)
-    return STEPS + how.steps, (
+    more, images = mnist.plan(settings)
+    return STEPS + how.steps + more, (
         f"profiles of {len(TARGETS)} targets; a random walk of {how.size:,} weights over {STEPS:,} steps; "
-        f"{len(how.lrs) * how.seeds} networks with {len(how.half_lives)} averages, {how.steps:,} steps"
+        f"{len(how.lrs) * how.seeds} networks with {len(how.half_lives)} averages, {how.steps:,} steps; {images}"
     )
 
 
@@ -96,6 +98,7 @@ def run(settings: Settings, tick: Tick) -> list[Record]:
             *_predictions(),
             *_walk(settings, how, tick),
             *_networks(settings, how, tick),
+            *mnist.run(settings, tick),
         ]
 
 
