@@ -308,6 +308,31 @@ def test_it_follows_reset_and_loaded_states() -> None:
     assert shares_average(made, belay)
 
 
+def test_it_follows_changes_of_mind_and_states_that_ride_in_the_optimizer() -> None:
+    model = with_batchnorm()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    belay = tb.Belay(model, optimizer, EMA, save_with_optimizer=True)
+    made = belay.module()
+    train(model, optimizer, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    before = values(made)
+    belay.change(tb.methods.swa())
+    assert_is(made, belay)
+    train(model, optimizer, 2, first=2)
+    assert_is(made, belay)
+    assert shares_average(made, belay)
+    belay.change(EMA)
+    optimizer.load_state_dict(state)
+    assert_is(made, belay)
+    assert same(made[0].weight.detach(), before["0.weight"])
+    other, _, _ = attached(EMA, model=with_batchnorm(seed=3))
+    saved = tb.Belay(other, None, tb.methods.ema(0.5)).state_dict()
+    with pytest.warns(tb.BelayWarning):
+        belay.load_state_dict(saved, strict=False)
+    assert_is(made, belay)
+    assert same(made[0].weight.detach(), other[0].weight.detach())
+
+
 def test_before_the_average_begins_it_has_the_models_weights() -> None:
     model, optimizer, belay = attached(EMA, start=2)
     made, tensors = belay.module(), belay.tensors()

@@ -314,7 +314,11 @@ def test_what_cannot_be_tensors_is_refused_with_the_cure() -> None:
         ([("a", some), ("a", model[0].bias)], ValueError, "params has the name 'a' twice"),
         ([(some, "a")], TypeError, r"params\[0\], tuple, is neither"),
         (optimizer.param_groups, TypeError, r"params\[0\], dict, is neither"),
-        ([torch.ones(2)], ValueError, "nothing to average"),
+        (
+            [torch.ones(2)],
+            ValueError,
+            "nothing to average.*: the optimizer holds none of the parameters; give it those",
+        ),
     ):
         with pytest.raises(error, match=message):
             tb.Belay.from_parameters(given, optimizer, EMA)  # type: ignore[arg-type]

@@ -294,7 +294,8 @@ def test_an_update_goes_with_neither_an_optimizer_nor_a_swap_nor_a_step_under_wa
 @pytest.mark.parametrize("rate", [-0.1, 1.1, nan, inf, "much", True])
 def test_a_rate_that_is_no_share_is_refused(rate: Any) -> None:
     belay = tb.Belay(mlp(), None, EMA)
-    with pytest.raises((ValueError, TypeError), match=f"rate={rate!r}"):
+    said = "not a number" if isinstance(rate, str | bool) else "out of range; it needs rate ≥ 0 and rate ≤ 1"
+    with pytest.raises((ValueError, TypeError), match=f"rate={rate!r} is {said}"):
         belay.update(rate=rate)
     assert belay.step == 0
 

@@ -88,6 +88,11 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "a rule that returns none": (lambda m, o: tb.Belay(m, o, lambda n, p: 3), TypeError, r"no coupling\(step, lr\)"),
     "a method that returns a number": (lambda m, o: tb.Belay(m, o, NoCoupling()), TypeError, "not a Coupling"),
     "nothing to average": (lambda m, o: tb.Belay(m, o, lambda n, p: None), ValueError, "nothing to average"),
+    "a frozen model": (
+        lambda m, o: tb.Belay(copy.deepcopy(m).requires_grad_(False), None, EMA),
+        ValueError,
+        "nothing to average for 'average': no parameter of the model requires gradients",
+    ),
     "unstable": (lambda m, o: tb.Belay(m, o, unstable()), ValueError, "is unstable.*allow_unstable=True"),
     "a stranger's parameter": (
         lambda m, o: tb.Belay(mlp(seed=1), o, EMA),

@@ -15,6 +15,16 @@ EMA = tb.Spring.ema(decay=0.5)
 BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
 QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
 
+STEPS: dict[str, Any] = {
+    "max_steps": 6,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 2e-2,
+    "save_steps": 3,
+    "eval_strategy": "steps",
+    "eval_steps": 3,
+    "logging_steps": 1,
+}
+
 
 def gpt2(seed: int = 0, *, dropout: float = 0.1) -> GPT2LMHeadModel:
     """A language model with tied weights, and dropout, so that a resume needs the generators too."""
@@ -95,16 +105,7 @@ def plain(folder: Path, *, model: nn.Module | None = None, kind: type[Trainer] =
     given |= {name: settings.pop(name) for name in ("callbacks", "model_init", "optimizers") if name in settings}
     if "model_init" not in given:
         given["model"] = gpt2() if model is None else model
-    how = {
-        "max_steps": 6,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 2e-2,
-        "save_steps": 3,
-        "eval_strategy": "steps",
-        "eval_steps": 3,
-        "logging_steps": 1,
-    }
-    args = TrainingArguments(str(folder), **QUIET | how | settings)
+    args = TrainingArguments(str(folder), **QUIET | STEPS | settings)
     return kind(args=args, **given)
 
 

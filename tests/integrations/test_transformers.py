@@ -25,7 +25,7 @@ accelerate = pytest.importorskip("accelerate", reason="Trainer needs accelerate"
 from transformers import GPT2LMHeadModel, Trainer, TrainerCallback  # noqa: E402
 
 from helpers import transformers_ranks  # noqa: E402
-from helpers.trainers import BELAY, EMA, Observer, Run, ema, gpt2, plain, texts, weights  # noqa: E402
+from helpers.trainers import BELAY, EMA, QUIET, STEPS, Observer, Run, ema, gpt2, plain, texts, weights  # noqa: E402
 from torchbelay.integrations.transformers import BelayCallback, attach  # noqa: E402
 
 
@@ -177,6 +177,7 @@ def test_after_training_the_model_is_the_average_also_when_nothing_else_is_left(
     assert same(weights(copied), average)
 
 
+@pytest.mark.thorough
 def test_a_trainer_is_not_kept_alive(tmp_path: Path) -> None:
     import weakref
 
@@ -233,6 +234,7 @@ METHODS: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, method: str, setting: str) -> None:
@@ -359,6 +361,7 @@ def test_the_adapter_of_a_checkpoint_is_the_average_and_the_only_one(tmp_path: P
     assert same(dict(sorted(found.items())), dict(sorted(saved.items())))
 
 
+@pytest.mark.thorough
 def test_lora_resumes_bit_for_bit_and_its_best_metric_is_found_again(tmp_path: Path) -> None:
     import peft
 
@@ -460,6 +463,45 @@ def test_an_evaluation_on_start_is_that_of_the_first_weights(tmp_path: Path) -> 
     first = next(row for row in run.trainer.state.log_history if "eval_loss" in row)
     assert first["eval_loss"] == pytest.approx(loss_of(gpt2(), tmp_path), abs=1e-6)
     assert run.belay.step == 6
+
+
+# TRL ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_trainer_of_trl_evaluates_saves_and_resumes_the_average(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="TRL needs datasets")
+    trl = pytest.importorskip("trl", reason="TRL is the subclass that this test is about")
+    tokenizers = pytest.importorskip("tokenizers", reason="a tokenizer of nine words")
+    words = [*"abcdefgh"]
+    known = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *words])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    processing = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    rows = torch.randint(8, (24, 6), generator=torch.Generator().manual_seed(5)).tolist()
+    data = datasets.Dataset.from_dict({"text": [" ".join(words[i] for i in row) for row in rows]})
+
+    def made(name: str, seed: int = 0, **settings: Any) -> Run:
+        how = QUIET | STEPS | {"max_length": 8, "bf16": False, "gradient_checkpointing": False} | settings
+        trainer = trl.SFTTrainer(
+            model=gpt2(seed),
+            args=trl.SFTConfig(str(tmp_path / name), **how),
+            train_dataset=data,
+            eval_dataset=data.select(range(8)),
+            processing_class=processing,
+        )
+        return Run(tmp_path / name, made=trainer)
+
+    went_on = made("one").train()
+    assert isinstance(went_on.trainer, trl.SFTTrainer)
+    saved = load_file(tmp_path / "one" / "checkpoint-3" / "model.safetensors")
+    close(saved, ema(went_on.observer.before[0], went_on.observer.after[:3]))
+    again = made("two", 7).train(str(tmp_path / "one" / "checkpoint-3"))
+    assert same(again.everything(), went_on.everything())
+    for greater in (True, False):
+        best = made(f"best {greater}", load_best_model_at_end=True, greater_is_better=greater).train()
+        assert best.trainer.evaluate()["eval_loss"] == best.trainer.state.best_metric
 
 
 # Reports --------------------------------------------------------------------------------------------------------------

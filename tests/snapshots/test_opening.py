@@ -89,8 +89,13 @@ def test_a_path_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds no weights but config\.json; give"):
         open_checkpoint(tmp_path)
-    with pytest.raises(ValueError, match=r"config\.json is not a safetensors file"):
+    with pytest.raises(ValueError, match=r"config\.json is not a file of safetensors or torch\.save"):
         open_checkpoint(tmp_path / "config.json")
+    (tmp_path / "empty.pt").touch()
+    with pytest.raises(
+        ValueError, match=r"empty\.pt is not a file of safetensors or torch\.save, or only the beginning"
+    ):
+        open_checkpoint(tmp_path / "empty.pt")
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match=r"is an index; give its folder"):
         open_checkpoint(tmp_path / "model.safetensors.index.json")

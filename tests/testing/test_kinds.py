@@ -1,5 +1,6 @@
 """`identify` tells what happens to buffers, integers, frozen, tied and 16-bit weights, and to idle updates."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import averaging_code as code
-from torchbelay import methods
+from torchbelay import Belay, methods
 from torchbelay.testing import Identification, identify
 
 STEPS = 40
@@ -82,6 +83,16 @@ def test_code_that_raises_on_whole_numbers_is_told_and_nothing_else_suffers() ->
     assert "update() number 1 raised NotImplementedError" in told.integers.error
     assert "Whole numbers: update() number 1 raised" in str(told)
     assert (str(told.buffers), told.problems) == ("averaged", ())
+
+
+def test_what_is_copied_between_hard_syncs_is_a_copy_and_what_waits_for_them_is_not() -> None:
+    def factory(model: nn.Module, **options: Any) -> Any:
+        belay = Belay(model, None, methods.hard_sync(3), **options)
+        return belay.update, belay.average_state_dict
+
+    for buffers, treatment in (("copy", "copied"), ("average", "averaged")):
+        told = found(partial(factory, buffers=buffers), every=3)
+        assert (str(told.buffers), str(told.frozen), told.problems) == (treatment, "copied", ())
 
 
 def test_a_copy_at_the_updates_that_move_is_a_copy() -> None:

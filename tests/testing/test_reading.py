@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "too many": ([torch.zeros(3)] * 5, r"returned 5 values \('Tensor'\) for a model of 2 parameters"),
     "not tensors": ([1.0, 2.0], r"returned 2 values \('float'\)"),
     "other names": ({"a": torch.zeros(3), "b": 1}, r"the keys 'a', 'b', and no name of the model .* \('layer.weight'"),
-    "an empty mapping": ({}, "no name of the model"),
+    "an empty mapping": ({}, r"with the keys \(none\), and no name of the model"),
     "another shape": ({"layer.bias": torch.zeros(7)}, r"the shape \(7,\) for 'layer.bias' of shape \(3,\)"),
     "another order": ([torch.zeros(3), torch.zeros(3, 1)], r"the shape \(3,\) for 'layer.weight'"),
     "two averages": (

@@ -156,9 +156,9 @@ class Belay(Access):
         self._parts.refuse_inside("update")
         if self._stepper.under_way and not self._stepper.torn:
             raise RuntimeError("update() between before_step() and after_step(): call after_step() first")
-        share = None if rate is None else arguments.number("rate", rate, low=0, open_low=False)
-        if share is not None and share > 1:
-            raise ValueError(f"rate={rate!r} is out of range; it needs rate ≥ 0 and rate ≤ 1")
+        share = None
+        if rate is not None:
+            share = arguments.number("rate", rate, low=0, high=1, open_low=False, open_high=False)
         self._averages.parameters.given_lr = None
         self._stepper.update(share)
 

@@ -18,15 +18,10 @@ the dtypes of the parameters. Each optimizer of a Belay carries the averages of 
 """
 
 import json
-import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from types import FrameType
-from typing import Any
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from torchbelay.physics.identity import describe
@@ -34,17 +29,25 @@ from torchbelay.physics.warnings import warn
 
 from . import checkpoint, modules, own_weights
 from .averages import Checked
-from .checks import damaged
 from .own_weights import Named
+from .packing import (
+    KEY,
+    PREFIX,
+    TENSORS,
+    State,
+    carried,
+    given,
+    is_carried,
+    named_tensors,
+    numbers,
+    steps_of,
+    unpacked,
+    without,
+)
 from .parts import Part, Parts
 
-_KEY = "torchbelay"
-_PREFIX = f"{_KEY}/"
 _NAME = "_torchbelay_state"  # the attribute of an optimizer that holds what it carries
-_TENSORS = (*checkpoint.SLOTS, "initial", "buffers")  # the kinds of tensors in a Belay's state
 _MODEL = ""  # in the place of an average's name: the model itself
-
-State = dict[str, Any]
 
 
 def check(parts: Parts, *, replace: bool) -> None:
@@ -84,7 +87,7 @@ def _attach(parts: Parts, part: Part, optimizer: Optimizer) -> None:
     carried = OptimizerState(parts, part, optimizer)
     setattr(optimizer, _NAME, carried)
     part.stepper.at_detach.append(carried.remove)
-    if not _is_carried(optimizer.state_dict()):
+    if not is_carried(optimizer.state_dict()):
         raise ValueError(
             f"{type(optimizer).__name__} has a state_dict() of its own, in which the averages are missing; leave "
             "save_with_optimizer out, and save belay.state_dict() yourself"
@@ -95,7 +98,7 @@ def watch(parts: Parts) -> None:
     """Warn if an optimizer loads averages and none of its Belays takes them."""
 
     def look(optimizer: Optimizer, state: State) -> None:
-        if _NAME not in vars(optimizer) and _is_carried(state):
+        if _NAME not in vars(optimizer) and is_carried(state):
             warn(
                 "this optimizer's state carries averages, which are not loaded: make Belay with "
                 "save_with_optimizer=True, as it was when they were saved"
@@ -139,14 +142,14 @@ class OptimizerState:
             {_MODEL: own_weights.taken(self.parts.model, self._part, state)} if self.parts.weights_ride else {}
         )
         for average, saved in everything.items():
-            for kind in _TENSORS:
+            for kind in TENSORS:
                 for name, tensor in saved.get(kind, {}).items():
                     index = homes.carrier if kind == "buffers" else indices.get(name, homes.carrier)
-                    own.setdefault(index, {})[f"{_PREFIX}{quote(average, safe='')}/{kind}/{name}"] = tensor
-        text = json.dumps(_numbers(state) | {"optimizer_steps": _steps(found)})
-        facts = {_PREFIX + fact: 1 for fact in state["made_with"]}
+                    own.setdefault(index, {})[f"{PREFIX}{quote(average, safe='')}/{kind}/{name}"] = tensor
+        text = json.dumps(numbers(state) | {"optimizer_steps": steps_of(found)})
+        facts = {PREFIX + fact: 1 for fact in state["made_with"]}
         groups = list(found["param_groups"])
-        groups[homes.group] = {**groups[homes.group], _KEY: text, **facts}
+        groups[homes.group] = {**groups[homes.group], KEY: text, **facts}
         return {**found, "state": own, "param_groups": groups}
 
     def _state(self, names: dict[int, str]) -> State:
@@ -181,19 +184,19 @@ class OptimizerState:
         self._loading = None
         names = modules.names_by_id(self.parts.model)
         held = [names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names]
-        texts, tensors = _given(held) or _carried(found)
+        texts, tensors = given(held) or carried(found)
         if not texts:
             warn(
                 "this optimizer's state has no averages, which Belay would go on from: they stay as they are. It was "
                 "saved without save_with_optimizer=True, or by something that drops what it does not know. Load them "
                 "by belay.load_state_dict(), or begin again at the weights by belay.reset()"
             )
-            return _without(found)
+            return without(found)
         self.parts.refuse_now("optimizer.load_state_dict")
         self.parts.wait()
-        state, steps = _unpacked(texts[0], tensors)
+        state, steps = unpacked(texts[0], tensors)
         own: Named = {}
-        for kind, name, tensor in _named(tensors, _MODEL):
+        for kind, name, tensor in named_tensors(tensors, _MODEL):
             own.setdefault(kind, {})[name] = tensor
         try:
             self._checked(state)
@@ -203,14 +206,14 @@ class OptimizerState:
                 f"the averages in this optimizer's state do not fit, and nothing was loaded: {problem}. To change the "
                 "method, build Belay as it was, load the optimizer, and call belay.change()"
             ) from problem
-        now = _steps(found)
+        now = steps_of(found)
         if steps is not None and now is not None and now != steps:
             warn(
                 f"the optimizer took {now - steps:g} steps after these averages were saved with it, by a run without "
                 "Belay: they are those of an earlier step; begin again at the weights by belay.reset()"
             )
         self._loading = state, own
-        return _without(found)
+        return without(found)
 
     def _checked(self, state: State) -> Checked:
         return self._part.averages.checked(state)
@@ -242,124 +245,3 @@ class _Homes:
         self.group, self.carrier = (steady or [(g, index) for g, _, index in rows])[0]
         firm = {index for _, index in steady}
         self.indices = {id(p): index if index in firm else self.carrier for _, p, index in rows}
-
-
-# Packing ------------------------------------------------------------------------------------------------------------
-
-
-def _numbers(state: State) -> State:
-    """Return a Belay's state without tensors, and with what parameters have in common written once.
-
-    torch.distributed.checkpoint may write this text once for each parameter.
-    """
-    found = {key: state[key] for key in ("format", "step", "ahead", "began", "options")}
-    found["averages"] = averages = {}
-    for name, saved in state["averages"].items():
-        of = {
-            each: (method, saved["ages"][each], tuple(saved["memories"].get(each, ())))
-            for each, method in saved["methods"].items()
-        }
-        kinds = [kind for kind, _ in Counter(of.values()).most_common()]
-        place = {kind: i for i, kind in enumerate(kinds)}
-        others = {each: place[kind] for each, kind in of.items() if place[kind]}
-        averages[name] = {"kinds": kinds, "others": others, "own_buffers": saved["own_buffers"]}
-    return found
-
-
-def _unpacked(text: Any, tensors: Mapping[str, Tensor]) -> tuple[State, float | None]:
-    """Return the state of a Belay, and how many steps the optimizer had taken by its own count, if it has one."""
-    try:
-        state: State = json.loads(text)
-        steps = state.pop("optimizer_steps")
-        for name, saved in state["averages"].items():
-            kinds, others = saved.pop("kinds"), saved.pop("others")
-            saved |= {kind: {} for kind in _TENSORS}
-            saved |= {"methods": {}, "ages": {}, "memories": {}}
-            for kind, each, tensor in _named(tensors, quote(name, safe="")):
-                saved[kind][each] = tensor
-            for each in saved["weights"]:
-                parts = kinds[others.get(each, 0)]
-                saved["methods"][each], saved["ages"][each], saved["memories"][each] = parts
-        return state, None if steps is None else float(steps)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
-        raise damaged(problem) from problem
-
-
-def _named(tensors: Mapping[str, Tensor], average: str) -> Iterator[tuple[str, str, Tensor]]:
-    for key, tensor in tensors.items():
-        found, kind, name = key.removeprefix(_PREFIX).split("/", 2)
-        if found == average:
-            yield kind, name, tensor
-
-
-def _steps(state: State) -> float | None:
-    """Return how many steps an optimizer has counted, for the first parameter for which it does; None for none."""
-    for key in (key for group in state["param_groups"] for key in group["params"]):
-        entries = state["state"].get(key)
-        steps = entries.get("step") if isinstance(entries, Mapping) else None
-        if isinstance(steps, Tensor) and steps.numel() == 1 and not steps.is_meta:
-            return float(steps)
-        if isinstance(steps, int | float):
-            return float(steps)
-    return None
-
-
-# What an optimizer's state holds ------------------------------------------------------------------------------------
-
-
-def _is_ours(key: object) -> bool:
-    return isinstance(key, str) and (key == _KEY or key.startswith(_PREFIX))
-
-
-def _is_carried(state: Mapping[str, Any]) -> bool:
-    return any(_KEY in group for group in state["param_groups"])
-
-
-def _carried(state: State) -> tuple[list[Any], dict[str, Any]]:
-    """Return the texts and the tensors that an optimizer's state carries."""
-    texts = [group[_KEY] for group in state["param_groups"] if _KEY in group]
-    entries = [each for each in state["state"].values() if isinstance(each, Mapping)]
-    return texts, {key: value for each in entries for key, value in each.items() if _is_ours(key)}
-
-
-def _without(state: State) -> State:
-    """Return an optimizer's state without the averages; a parameter that has nothing else has no state."""
-    own: dict[Any, Any] = {}
-    for index, entries in state["state"].items():
-        if isinstance(entries, Mapping) and any(map(_is_ours, entries)):
-            left = {key: value for key, value in entries.items() if not _is_ours(key)}
-            own |= {index: left} if left else {}
-        else:
-            own[index] = entries
-    groups = [{key: value for key, value in group.items() if not _is_ours(key)} for group in state["param_groups"]]
-    return {**state, "state": own, "param_groups": groups}
-
-
-def _given(held: list[str]) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return what a state carries from which torch.distributed.checkpoint makes the one that is loaded now, if it does.
-
-    If it is to unflatten that state, it keeps only the entries that the live state of the optimizer has, and loses the
-    averages. If that state is full, it adds those that the optimizer has now. What it was given is in its frame.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_load_optim_state_dict":
-        frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__") != "torch.distributed.checkpoint.state_dict":
-        return None
-    given = frame.f_locals.get("state_dict")
-    if not isinstance(given, Mapping) or not given:  # a rank to which another one broadcasts
-        return None
-    if "param_groups" in given:
-        return None if _is_carried(given) else ([], {})
-    texts: list[Any] = []
-    tensors: dict[str, Any] = {}
-    for key, value in given.items():
-        head, _, ours = key.partition(f".{_KEY}")
-        section, _, name = head.partition(".")
-        if key == head or not _is_ours(_KEY + ours) or name not in held:
-            continue
-        if section == "state":
-            tensors[_KEY + ours] = value
-        elif not ours:
-            texts.append(value)
-    return texts, tensors

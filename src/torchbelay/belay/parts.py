@@ -165,7 +165,7 @@ class Parts:
         found = [part.averages.wanted(names) for part in self.each]
         for name in self.averages:
             if not any(each[name] for each in found):
-                raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
+                raise ValueError(f"nothing to average for {name!r}: {self._why_nothing(names)}")
         company.refuse_among(self.member, self.model.parameters(), "Belay(...)")
         main = [wanted for each in found for wanted in each[MAIN]]
         if not replace:
@@ -177,6 +177,13 @@ class Parts:
         warn_of_rounding(main, rounding=self._options.rounding)
         for part, each in zip(self.each, found, strict=True):
             warn_of_feedback(each[MAIN], part.optimizer)
+
+    def _why_nothing(self, names: Names) -> str:
+        if any(id(p) in names for p in self.parameters()):
+            return "no floating-point parameter has a method"
+        if self.first.optimizer is None:
+            return "no parameter of the model requires gradients; turn them on, or use Belay.from_parameters(...)"
+        return "the optimizer holds none of the parameters; give it those, or give None and step by hand"
 
     def _refuse_shared(self) -> None:
         owners: dict[int, Part] = {}

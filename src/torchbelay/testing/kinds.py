@@ -119,16 +119,20 @@ def _try(
 def _treatment(own: Tensor, twins: Tensor, average: Tensor, moved: Tensor, allowed: float) -> Treatment:
     """Return what happened to a tensor, from its values, its twin's averages and its own, after every update.
 
-    Only updates that moved the twin's average tell anything.
+    Only updates that moved the twin's average tell anything, except if those copied: then a tensor that is copied
+    between them too is not averaged.
     """
 
     def same(one: Tensor, other: Tensor) -> bool:
         return bool(((one - other).abs()[1:][moved] <= allowed).all())
 
+    def always_same(one: Tensor, other: Tensor) -> bool:
+        return bool(((one - other).abs() <= allowed).all())
+
     if not moved.any():
         return "ignored" if torch.equal(average, average[:1].expand_as(average)) else "otherwise"
     if same(average, twins):
-        return "averaged"
+        return "copied" if always_same(average, own) and not always_same(average, twins) else "averaged"
     if same(average, own):
         return "copied"
     return "ignored" if same(average, average[:1].expand_as(average)) else "otherwise"

@@ -70,8 +70,8 @@ def _from_mapping(entries: Mapping[Any, Any], model: nn.Module) -> dict[str, Ten
     if len(inner) == 1:  # such as {"decay": 0.99, "shadow_params": [...]}
         return read_average(inner[0], model)
     raise UnreadableError(
-        f"read() returned a mapping with the keys {abridge(list(map(str, entries)))}, and no name of the model is "
-        f"among them ({abridge(list(names))})"
+        f"read() returned a mapping with the keys {abridge(list(map(str, entries))) or '(none)'}, and no name of the "
+        f"model is among them ({abridge(list(names))})"
     )
 
 

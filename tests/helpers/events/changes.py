@@ -204,6 +204,11 @@ class Changing(Subject):
             there = {name: t.dtype for name, t in saved["averages"][average]["weights"].items()}
             if here != there:
                 return False
+            # Averaged buffers that a model converted inside averaged() has widened do not become narrower again.
+            for name, own in state["buffers"].items() if member.options["buffers"] == "average" else ():
+                found = saved["averages"][average]["buffers"][name].dtype
+                if torch.promote_types(found, own.dtype) != own.dtype:
+                    return False
         return True
 
     def remember(self) -> None:

@@ -62,7 +62,8 @@ def read_header(path: Path) -> Header:
         first = file.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else _LONGEST_HEADER + 1
         if length > min(_LONGEST_HEADER, size - 8):
-            raise ValueError(f"{path} is not a safetensors file, or only the beginning of one; write or copy it again")
+            kind = "a safetensors file" if path.suffix == ".safetensors" else "a file of safetensors or torch.save"
+            raise ValueError(f"{path} is not {kind}, or only the beginning of one; write or copy it again")
         text = file.read(length)
     try:
         fields = json.loads(text)
