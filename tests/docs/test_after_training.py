@@ -99,7 +99,8 @@ def test_the_numbers_of_mnist_are_those_of_the_records() -> None:
     assert best is min(good, key=lambda r: r["along"])
     assert (
         f"the best of {len(good)} lengths, a half-life of {best['half_life']:g} steps, has a test loss of "
-        f"{best['made']:.4f} made afterwards and {best['along']:.4f} trained along; the weights have {plain['loss']:.4f}"
+        f"{best['made']:.4f} made afterwards and {best['along']:.4f} trained along; "
+        f"the weights have {plain['loss']:.4f}"
     ) in said
 
 
