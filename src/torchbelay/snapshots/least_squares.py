@@ -108,7 +108,7 @@ def combine(snapshots: Tensor, target: Tensor) -> Combination:
     ones = torch.ones(count, 1, dtype=torch.float64)
     across = torch.linalg.qr(ones, mode="complete").Q[:, 1:]  # an orthonormal basis of all x with Σx = 0
     even = ones[:, 0] / count
-    # If all profiles are equal, only rounding errors are left of their differences: hence the size of what was subtracted.
+    # If all profiles are equal, only rounding errors are left of their differences: so the profiles are the measure.
     best, condition = _solve(snapshots @ across, target - snapshots @ even, float(torch.linalg.norm(snapshots)))
     return Combination(even + across @ best, condition)
 
