@@ -385,7 +385,7 @@ def test_readouts_are_mixed_on_the_gpu(device: Any, dtype: torch.dtype) -> None:
         for name, t in exported.items():
             r0, r1, r2 = readout.shares(name, METHODS["ema"], 3, 0.1)
             mixed = r0 * w0[name] + r1 * w1[name].double() + r2 * w2[name].cuda().double()
-            torch.testing.assert_close(t, mixed.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+            torch.testing.assert_close(t.cuda(), mixed.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
         with belay.averaged(readout=readout):
-            assert all(torch.equal(p, exported[name]) for name, p in model.named_parameters())
+            assert all(torch.equal(p, exported[name].cuda()) for name, p in model.named_parameters())
         assert all(torch.equal(p, w1[name]) for name, p in model.named_parameters())

@@ -581,10 +581,10 @@ def test_the_graph_of_a_loss_of_the_module_itself_is_refused_after_a_step_as_tor
         made = belay.module()
         train(model, optimizer, 1)
         for _ in range(2):  # also after the module was bound anew
-            x = batch(3).requires_grad_()
+            x, again = (batch(3).to(next(made.parameters()).device).requires_grad_() for _ in range(2))
             made(x).sum().backward()
             assert x.grad is not None
-            loss = made(batch(3).requires_grad_()).sum()
+            loss = made(again).sum()
             train(model, optimizer, 1)
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 loss.backward()

@@ -622,7 +622,10 @@ def test_a_plain_optimizer_takes_such_a_state_and_steps_as_with_its_own(kind: st
     plain.load_state_dict(through_a_file(run.optimizer.state_dict()))
     train(without, plain, 3, first=at)
     train(run.model, run.optimizer, 3, first=at)
-    assert same(values(without), values(run.model))
+    is_one_pass = (
+        kind.startswith("our") and torch.cuda.is_available()
+    )  # whose arithmetic is not torch's to the last bit
+    torch.testing.assert_close(values(without), values(run.model), **({} if is_one_pass else {"rtol": 0, "atol": 0}))
 
 
 @pytest.mark.parametrize("kind", ["SGD", "momentum", "our SGD"])
@@ -632,7 +635,8 @@ def test_so_does_sgd_with_a_state_from_before_the_first_step(kind: str) -> None:
     plain.load_state_dict(through_a_file(run.optimizer.state_dict()))
     train(without, plain, 2)
     train(run.model, run.optimizer, 2)
-    assert same(values(without), values(run.model))
+    is_one_pass = kind.startswith("our") and torch.cuda.is_available()
+    torch.testing.assert_close(values(without), values(run.model), **({} if is_one_pass else {"rtol": 0, "atol": 0}))
 
 
 def test_averages_that_a_run_without_belay_carried_along_are_told_to_be_old() -> None:

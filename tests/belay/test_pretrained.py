@@ -40,7 +40,7 @@ def trained(method: Any = EMA, model: nn.Module | None = None, **options: Any) -
 
 
 def in_order(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return dict(sorted(state.items()))
+    return {name: t.cpu() for name, t in sorted(state.items())}
 
 
 @pytest.mark.parametrize("inside", [None, "average", "short"], ids=str)

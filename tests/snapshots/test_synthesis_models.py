@@ -64,6 +64,7 @@ def test_the_state_dict_loads_strictly_into_the_plain_model(tmp_path: Path) -> N
     record(torch.nn.DataParallel(model), tmp_path / "snapshots")
     found = synthesize(tmp_path / "snapshots", window(20))
     state = found.state_dict()
+    model.cpu()  # a parallel one has moved to the GPU
     assert set(state) == set(model.state_dict())
     fresh = Tied()
     fresh.load_state_dict(state, strict=True)

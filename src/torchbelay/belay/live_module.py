@@ -184,7 +184,9 @@ class _Binding:
             return
         there = source.device if self.home is None else self.home
         if bond.place is None or bond.place != _place(q):
-            bond.free = (q.dtype, q.device, q.stride()) == (p.dtype, there, p.stride())
+            # A parameter that `make` has just made lies in the model's memory, wherever the average is.
+            made = bond.place is None and (_shares_memory(q, p) or not q.numel())
+            bond.free = made or (q.dtype, q.device, q.stride()) == (p.dtype, there, p.stride())
             bond.private = not (_shares_memory(q, p) or _shares_memory(q, source))
         dtype, device = (p.dtype, there) if bond.free else (q.dtype, q.device)
         if (dtype, device) == (source.dtype, source.device) and (bond.free or _is_alike(q, source)) and _is_plain(q):

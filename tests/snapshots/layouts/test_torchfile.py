@@ -123,6 +123,7 @@ def test_key_says_which_entry_holds_the_weights(tmp_path: Path) -> None:
     assert (made["model"]["w"].item(), made["ema"]["decay"], made["other"]["w"].item()) == (2, 0.9, 1)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(
     ("content", "key", "message"),
     [
