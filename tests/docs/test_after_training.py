@@ -85,6 +85,25 @@ def test_the_numbers_of_averages_made_afterwards_are_those_of_the_records() -> N
     assert f"trained along, to {apart:.1%}" in said
 
 
+def test_the_numbers_of_mnist_are_those_of_the_records() -> None:
+    kept = kept_records.lines("posthoc")
+    said = " ".join(PAGE.partition("<!-- numbers")[2].partition("<!-- /numbers")[0].split())
+    (about,), (plain,) = select(kept, "mnist protocol"), select(kept, "mnist weights")
+    lines = select(kept, "mnist network")
+    factors = [r["actual"] / r["predicted"] for r in lines]
+    good = [r for r in lines if r["predicted"] <= 0.01]
+    apart = max(abs(r["made"] / r["along"] - 1) for r in good)
+    best = min(good, key=lambda r: r["made"])
+    assert f"score model of MNIST ({about['weights']:,} weights, {about['trained_steps']:,} steps of Adam)" in said
+    assert f"it is {min(factors):.2g} to {max(factors):.2g} times, and the losses agree to {apart:.1%}: " in said
+    assert best is min(good, key=lambda r: r["along"])
+    assert (
+        f"the best of {len(good)} lengths, a half-life of {best['half_life']:g} steps, has a test loss of "
+        f"{best['made']:.4f} made afterwards and {best['along']:.4f} trained along; "
+        f"the weights have {plain['loss']:.4f}"
+    ) in said
+
+
 def test_the_pictures_of_the_page_are_figures_of_the_laboratory() -> None:
     drawn = {f"images/{plate.name}.png" for plate in PARTS["posthoc"].draw(kept_records.lines("posthoc"))}
     shown = re.findall(r"!\[.*?\]\((.*?)\)", PAGE)

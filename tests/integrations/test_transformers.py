@@ -65,9 +65,12 @@ def test_evaluations_and_predictions_are_those_of_the_average(tmp_path: Path) ->
     expected.load_state_dict({name: value.float() for name, value in ema(first, run.observer.after).items()}, False)
     own = gpt2(2)
     own.load_state_dict(run.observer.after[-1], False)
+    run.callback.use_weights()
     found = run.trainer.evaluate()["eval_loss"]
+    assert run.trainer.state.log_history[-3]["eval_loss"] == found  # the last one of train()
     assert found == pytest.approx(loss_of(expected, tmp_path), abs=1e-6)
     assert found != pytest.approx(loss_of(own, tmp_path), abs=1e-4)
+    run.callback.use_weights()
     predicted = run.trainer.predict(texts(8)).predictions
     with torch.no_grad():
         logits = expected.eval()(input_ids=torch.stack([row["input_ids"] for row in texts(8)])).logits

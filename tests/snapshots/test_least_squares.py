@@ -85,6 +85,17 @@ def test_snapshots_with_equal_profiles_share_their_weight() -> None:
     torch.testing.assert_close(x, torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
+def test_profiles_that_differ_by_rounding_errors_share_their_weight() -> None:
+    """Else the weights would be 1e14 and −1e14; whether equal profiles come out equal depends on the processor."""
+    life = lives()["power"]
+    small = matrix([Column(life, 100), Column(life, 100), Column(life, STEPS)])
+    small[:, 1] *= 1 + 1e-15 * torch.linspace(-1, 1, len(small), dtype=torch.float64)
+    assert not torch.equal(small[:, 0], small[:, 1])
+    x, condition = combine(small[:, :2], small[:, 2])
+    torch.testing.assert_close(x, torch.tensor([0.5, 0.5], dtype=torch.float64))
+    assert condition == 1.0
+
+
 def test_one_snapshot_has_the_weight_one() -> None:
     life = lives()["power"]
     small = matrix([Column(life, 100), Column(life, 200)])

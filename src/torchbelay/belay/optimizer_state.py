@@ -6,8 +6,7 @@ state[i]["torchbelay/AVERAGE/KIND/NAME"]    a tensor; KIND is that of a Belay's 
 param_groups[g]["torchbelay"]               all numbers and names, as a text in JSON
 param_groups[g]["torchbelay/FACT"]          1; what must be the same in the Belay that loads, as `checkpoint.made_with`
 
-With `Parts.weights_ride` the model's own weights and buffers are there too, under the empty name of an AVERAGE, for
-trainers whose checkpoints of the model are the average. A state that has them is loaded with them, by any Belay.
+The empty name of an AVERAGE is that of the model's own weights and buffers, which are there with `Parts.weights_ride`.
 
 A tensor is in the state of its own parameter, except buffers, and averages of parameters that are frozen or have no
 state: these are with the first parameter that is neither. torch.distributed.checkpoint drops the state of frozen
@@ -195,9 +194,7 @@ class OptimizerState:
         self.parts.refuse_now("optimizer.load_state_dict")
         self.parts.wait()
         state, steps = unpacked(texts[0], tensors)
-        own: Named = {}
-        for kind, name, tensor in named_tensors(tensors, _MODEL):
-            own.setdefault(kind, {})[name] = tensor
+        own = own_weights.by_kind(named_tensors(tensors, _MODEL))
         try:
             self._checked(state)
             own_weights.check(self.parts.model, self._part, state, own)
@@ -223,12 +220,10 @@ class OptimizerState:
     def _load(self, optimizer: Optimizer) -> None:
         """Go on from the averages that were taken out, now that torch has loaded the rest."""
         loading, self._loading = self._loading, None
-        if loading is None:
-            return
-        state, own = loading
-        own_weights.write(self.parts.model, self._part, state, own)
-        self._part.load(self._checked(state))
-        self.parts.live.follow(moved=True)
+        if loading is not None:
+            own_weights.write(self.parts.model, self._part, *loading)
+            self._part.load(self._checked(loading[0]))
+            self.parts.live.follow(moved=True)
 
 
 class _Homes:

@@ -1,5 +1,10 @@
-"""The model's own weights and buffers beside its averages: for checkpoints in which the model is the average."""
+"""The model's own weights and buffers beside its averages: for checkpoints in which the model is the average.
 
+They ride in the state of the optimizer if `Parts.weights_ride` says so. A state that has them is loaded with them, by
+any Belay.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +17,14 @@ from .shard import local, part_for
 
 State = dict[str, Any]
 Named = dict[str, dict[str, Tensor]]  # tensors by kind, "weights" or "buffers", and name
+
+
+def by_kind(tensors: Iterable[tuple[str, str, Tensor]]) -> Named:
+    """Return tensors that come with their kinds and names."""
+    found: Named = {}
+    for kind, name, tensor in tensors:
+        found.setdefault(kind, {})[name] = tensor
+    return found
 
 
 def _homes(model: nn.Module, part: Part, state: State) -> Named:

@@ -108,7 +108,8 @@ def combine(snapshots: Tensor, target: Tensor) -> Combination:
     ones = torch.ones(count, 1, dtype=torch.float64)
     across = torch.linalg.qr(ones, mode="complete").Q[:, 1:]  # an orthonormal basis of all x with Σx = 0
     even = ones[:, 0] / count
-    best, condition = _solve(snapshots @ across, target - snapshots @ even)
+    # If all profiles are equal, only rounding errors are left of their differences: so the profiles are the measure.
+    best, condition = _solve(snapshots @ across, target - snapshots @ even, float(torch.linalg.norm(snapshots)))
     return Combination(even + across @ best, condition)
 
 
@@ -146,11 +147,17 @@ def _normalised(found: Tensor, condition: float) -> Combination:
     return Combination(found / total, condition)
 
 
-def _solve(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
-    """Return the shortest x that minimises ‖a·x − b‖, and the condition number of a."""
-    if a.shape[1] == 0 or not bool(a.any()):
-        return torch.zeros(a.shape[1], dtype=torch.float64), 1.0
+def _solve(a: Tensor, b: Tensor, size: float = 0.0) -> tuple[Tensor, float]:
+    """Return the shortest x that minimises ‖a·x − b‖, and the condition number of a.
+
+    `size` is that of the numbers from which a was computed, if it is larger than a itself.
+    """
+    none = torch.zeros(a.shape[1], dtype=torch.float64)
+    if a.shape[1] == 0:
+        return none, 1.0
     u, s, v = torch.linalg.svd(a, full_matrices=False)
-    kept = s > _SINGULAR * s[0]
+    kept = s > _SINGULAR * max(float(s[0]), size)
+    if not bool(kept.any()):
+        return none, 1.0
     x = v[kept].T @ ((u[:, kept].T @ b) / s[kept])
     return x, float(s[0] / s[kept][-1])
