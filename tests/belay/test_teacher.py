@@ -173,3 +173,21 @@ def test_a_teacher_before_the_average_begins_shares_the_models_weights_and_then_
     copies = copy.deepcopy(teacher)
     train(model, optimizer, 1, first=4)
     assert not same(values(copies), values(teacher))
+
+
+def test_modules_for_several_models_come_in_their_order_or_are_refused() -> None:
+    def stages() -> list[nn.Module]:
+        return [nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1))]  # no two names are the same
+
+    models = stages()
+    optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
+    belay = tb.Belay(models, optimizer, EMA)
+    for teachers in (stages()[::-1], [*stages(), nn.ReLU()][::-1]):
+        with pytest.raises(ValueError, match=r"into\[0\] is not built like model 0; give .* in their order"):
+            belay.module(into=teachers)
+        assert all(p.requires_grad for teacher in teachers for p in teacher.parameters())
+    first, second = belay.module(into=stages())
+    models[1](models[0](torch.ones(4, 2))).sum().backward()
+    optimizer.step()
+    average = belay.average_state_dict()
+    assert same({**first.state_dict(), **second.state_dict()}, dict(average))

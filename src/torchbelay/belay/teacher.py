@@ -1,13 +1,14 @@
 """What `module(into=...)` refuses: a module of the user's own that cannot hold the average of the model."""
 
 from collections.abc import Mapping
+from itertools import zip_longest
 
 from torch import Tensor, nn
 
 from . import company, modules
 from .average import WholeAverage
 from .live_module import Origin, frozen
-from .models import as_model
+from .models import as_model, each_of
 from .shard import is_sharded, local, spread_like
 
 
@@ -26,6 +27,7 @@ def check_teacher(into: object, origin: Origin) -> nn.Module:
             raise ValueError(f"into= follows the average {each.average.name!r} already; give each a module of its own")
     _same_names("parameter", ours, theirs)
     _same_names("buffer", modules.persistent_buffers(origin.model), modules.persistent_buffers(teacher))
+    _same_order(each_of(origin.model), each_of(teacher))
     for name, p in ours.items():
         _check_parameter(name, theirs[name], p, origin.average)
     return frozen(teacher)
@@ -40,6 +42,16 @@ def _same_names(what: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tens
             raise ValueError(
                 f"{what} {name!r} has the shape {tuple(theirs[name].shape)} in into=, and {tuple(ours[name].shape)} in "
                 "the model; build into= by the code that built the model"
+            )
+
+
+def _same_order(ours: list[nn.Module], theirs: list[nn.Module]) -> None:
+    """Refuse several modules of which one has the names of another model than the one at its place."""
+    for i, (model, teacher) in enumerate(zip_longest(ours, theirs, fillvalue=nn.Module())):
+        for name in modules.named_parameters(model).keys() ^ modules.named_parameters(teacher).keys():
+            raise ValueError(
+                f"parameter {name!r} is not at the same place: into[{i}] is not built like model {i}; give as many "
+                "modules as there are models, in their order"
             )
 
 
