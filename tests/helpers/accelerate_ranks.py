@@ -4,14 +4,7 @@ It has the result of every check: null, or the error of the first process that f
 accelerators only; here the checks tell its state that these processes shard, and everything after that is its own.
 """
 
-import faulthandler
-import json
-import multiprocessing
 import os
-import sys
-import traceback
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +19,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import torchbelay as tb
-from helpers.ranks import finish
 from helpers.small import mlp
+from helpers.two_processes import WORLD, Check, main
 from torchbelay.integrations.accelerate import attach
 
-WORLD, LIMIT = 2, 150.0
+LIMIT = 150.0
 EMA = tb.Spring.ema(decay=0.9)
 BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
 
-Check = Callable[[Path], None]
 CHECKS: dict[str, Check] = {}
 
 
@@ -237,52 +229,5 @@ def a_checkpoint_whose_registered_object_is_no_sharded_average_is_refused(folder
         run.accelerator.load_state(str(folder))
 
 
-# The processes --------------------------------------------------------------------------------------------------------
-
-
-def run(rank: int, folder: Path) -> None:
-    """Run all checks in one process."""
-    faulthandler.dump_traceback_later(LIMIT - 10)
-    torch.set_num_threads(1)
-    warnings.simplefilter("error", category=tb.BelayWarning)
-    warnings.filterwarnings("ignore", message=".* is momentum twice", category=tb.BelayWarning)
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(WORLD),
-        "LOCAL_WORLD_SIZE": str(WORLD),
-        "MASTER_ADDR": "127.0.0.1",
-        "ACCELERATE_USE_CPU": "yes",
-    }
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    said: dict[str, str | None] = {}
-    for name, each in CHECKS.items():
-        mine = None
-        try:
-            torch.manual_seed(0)
-            each(folder / name)
-        except BaseException:  # torch's CheckpointException is no Exception
-            mine = f"process {rank}:\n{traceback.format_exc()}"
-        everybody: list[str | None] = [None] * WORLD
-        try:
-            dist.all_gather_object(everybody, mine)
-        except Exception:  # another process is somewhere else
-            said[name] = mine or traceback.format_exc()
-            break
-        finally:
-            if rank == 0:
-                said.setdefault(name, next(filter(None, everybody), mine))
-                (folder / "said.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
-    faulthandler.cancel_dump_traceback_later()
-
-
-def main(folder: Path) -> None:
-    """Fork both processes."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    fork = multiprocessing.get_context("fork")
-    finish([fork.Process(target=run, args=(rank, folder)) for rank in range(WORLD)], LIMIT)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(CHECKS, limit=LIMIT)

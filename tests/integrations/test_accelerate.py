@@ -1,20 +1,16 @@
 """`integrations.accelerate.attach`: one process here, two processes by helpers/accelerate_ranks.py."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 
 import torchbelay as tb
 from helpers.small import BELAY, EMA, batch, mlp, same, snapshot, values, with_batchnorm
+from helpers.two_processes import Results, results
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is the framework that this test is about")
 
@@ -277,41 +273,12 @@ def test_engines_with_steps_of_their_own_are_refused(kind: str, monkeypatch: pyt
 
 
 @pytest.fixture(scope="session")
-def said(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[str, str | None]:
-    """What every check on two processes said; run once, whatever number of workers pytest has."""
-    shared = tmp_path_factory.getbasetemp()
-    if worker_id != "master":
-        shared = shared.parent
-    folder = shared / "accelerate"
-    with FileLock(shared / "accelerate.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            run_two_processes(folder)
-    assert (folder / "said.json").exists(), (folder / "log").read_text()
-    found: dict[str, str | None] = json.loads((folder / "said.json").read_text())
-    return found
-
-
-def run_two_processes(folder: Path) -> None:
-    paths = [*sys.path, os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    with (folder / "log").open("w") as log:
-        subprocess.run(
-            [sys.executable, accelerate_ranks.__file__, str(folder)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            timeout=2 * accelerate_ranks.LIMIT,
-            check=False,
-        )
+def said(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Results:
+    return results(accelerate_ranks.__file__, tmp_path_factory.getbasetemp(), worker_id, limit=accelerate_ranks.LIMIT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", accelerate_ranks.CHECKS)
-def test_on_two_processes(said: dict[str, str | None], name: str) -> None:
+def test_on_two_processes(said: Results, name: str) -> None:
     assert name in said, "an earlier check stopped the processes"
     assert said[name] is None, said[name]

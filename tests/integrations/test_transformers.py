@@ -2,22 +2,18 @@
 
 import copy
 import gc
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import torchbelay as tb
 from helpers.small import same
+from helpers.two_processes import Results, results
 
 transformers = pytest.importorskip("transformers", reason="transformers is the framework that this test is about")
 accelerate = pytest.importorskip("accelerate", reason="Trainer needs accelerate")
@@ -607,41 +603,14 @@ def test_attach_inside_train_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def said(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[str, str | None]:
-    """What every check on two processes said; run once, whatever number of workers pytest has."""
-    shared = tmp_path_factory.getbasetemp()
-    if worker_id != "master":
-        shared = shared.parent
-    folder = shared / "transformers"
-    with FileLock(shared / "transformers.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            run_two_processes(folder)
-    assert (folder / "said.json").exists(), (folder / "log").read_text()
-    found: dict[str, str | None] = json.loads((folder / "said.json").read_text())
-    return found
-
-
-def run_two_processes(folder: Path) -> None:
-    paths = [*sys.path, os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    with (folder / "log").open("w") as log:
-        subprocess.run(
-            [sys.executable, transformers_ranks.__file__, str(folder)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            timeout=2 * transformers_ranks.LIMIT,
-            check=False,
-        )
+def said(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Results:
+    return results(
+        transformers_ranks.__file__, tmp_path_factory.getbasetemp(), worker_id, limit=transformers_ranks.LIMIT
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", transformers_ranks.CHECKS)
-def test_on_two_processes(said: dict[str, str | None], name: str) -> None:
+def test_on_two_processes(said: Results, name: str) -> None:
     assert name in said, "an earlier check stopped the processes"
     assert said[name] is None, said[name]
