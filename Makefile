@@ -28,7 +28,7 @@ reproduce: setup ## run the paper's experiments and write report/index.html; som
 quick: setup ## what a change to the core needs: its tests alone, in under a minute
 	$(PYTEST) tests/physics tests/ops tests/belay tests/test_optim.py -m "not slow and not thorough"
 
-test: setup ## all tests but the slow ones, with coverage; under 8 minutes on 2 cores
+test: setup ## all tests but the slow ones, with coverage; about 15 minutes on 2 cores
 	$(PYTEST) -m "not slow" --cov --cov-report= --ignore=tests/lab --ignore=src/torchbelay/lab $(TRACING:%=--ignore=%)
 	$(PYTEST) -m "not slow" tests/lab src/torchbelay/lab $(TRACING)
 	$(BIN)/coverage report
@@ -38,7 +38,7 @@ test: setup ## all tests but the slow ones, with coverage; under 8 minutes on 2 
 test-all: test ## `make test`, then the slow ones: several processes, a browser, kills and a small soak
 	$(PYTEST) -m slow tests
 
-soak: setup ## half an hour of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints, 10,000 runs of random events, exceptions at every line
+soak: setup ## an hour of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints, 10,000 runs of random events, exceptions at every line
 	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 TORCHBELAY_EVENTS=10000 TORCHBELAY_LINES=1 \
 		$(PYTEST) --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py \
 		tests/behaviour/test_killed_merge.py tests/behaviour/test_fuzz_checkpoint.py $(TRACING)
