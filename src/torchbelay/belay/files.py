@@ -24,7 +24,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = destination(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")  # same folder: a rename crosses no disks
     try:
-        permissions = usual_permissions(path.parent)
+        permissions = usual_permissions(temporary)
         yield temporary
         temporary.chmod(permissions)
         sync(temporary)
@@ -57,9 +57,8 @@ def destination(path: str | os.PathLike[str], *, argument: str = "path") -> Path
     return real
 
 
-def usual_permissions(folder: Path) -> int:
-    """Return the permissions that the user's new files have in a folder; some libraries write with fewer."""
-    probe = folder / f".{uuid.uuid4().hex[:8]}.tmp"
+def usual_permissions(probe: Path) -> int:
+    """Return the permissions that a new file of the user's has, by making one there; some libraries write with fewer."""
     try:
         probe.touch()
         return probe.stat().st_mode & 0o777

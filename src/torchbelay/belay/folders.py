@@ -65,7 +65,7 @@ def destination(folder: str | os.PathLike[str]) -> Path:
 
 def _make_durable(folder: Path) -> None:
     """Give files the user's usual permissions, and wait until they are on the disk."""
-    permissions = usual_permissions(folder)
+    permissions = usual_permissions(folder / f".{uuid.uuid4().hex[:8]}.tmp")
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_file():
             path.chmod(permissions)
