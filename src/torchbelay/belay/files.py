@@ -58,7 +58,7 @@ def destination(path: str | os.PathLike[str], *, argument: str = "path") -> Path
 
 
 def usual_permissions(probe: Path) -> int:
-    """Return the permissions that a new file of the user's has, by making one there; some libraries write with fewer."""
+    """Return the permissions that a new file has, by making one there; some libraries write with fewer."""
     try:
         probe.touch()
         return probe.stat().st_mode & 0o777
