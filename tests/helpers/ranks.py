@@ -85,7 +85,7 @@ def main(folder: Path) -> None:
         for attempt in (1, 2):
             ranks = [fork.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
             finish(ranks, LIMIT)
-            # Seen once in six runs with 3 ranks: glibc ended a forked rank ("double free"). Such a run says nothing about
+            # Seen once in six runs with 3 ranks: glibc ended a forked rank ("double free"). Such a run says nothing of
             # the checks after it, and is taken again, once; a check that fails ends no process.
             died = [-rank.exitcode for rank in ranks if rank.exitcode in (-signal.SIGABRT, -signal.SIGSEGV)]
             if not died:
