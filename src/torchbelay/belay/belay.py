@@ -179,6 +179,12 @@ class Belay(Access):
         remembers learning rates begins without memory, and a parameter that was not averaged at the weights as they
         are. A CUDA graph that was captured before replays the old method: capture it again. `snapshots.synthesize` does
         not use snapshots of the average from then on, whose history no method tells.
+
+        >>> from torchbelay import Spring
+        >>> belay = Belay(nn.Linear(3, 1), None, Spring.ema(decay=0.75))
+        >>> belay.change(Spring.ema(decay=0.875))
+        >>> belay.decay
+        0.875
         """
         self._parts.refuse_now("change")
         rule = as_rule(method)
