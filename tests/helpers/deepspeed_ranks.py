@@ -22,7 +22,7 @@ import torchbelay as tb
 from helpers.two_processes import Check, main
 from torchbelay.integrations.deepspeed import ZeroBelay, attach
 
-LIMIT = 250.0
+LIMIT = 90.0
 EMA = tb.Spring.ema(decay=0.9)
 BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
 STAGES = (1, 2, 3)
@@ -53,7 +53,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.seen += 1
-        h = self.frozen(torch.tanh(self.first(x)))
+        h = self.frozen(torch.tanh(self.first(x.to(self.frozen.weight.dtype))))
         return self.last(torch.tanh(self.tied(torch.tanh(self.second(h)))))
 
 
@@ -200,6 +200,184 @@ for _stage in STAGES:
         CHECKS[f"zero{_stage}_with_{_name}_equals_one_process"] = partial(equals_one_process, _stage, _method)
 
 
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+def resumes(stage: int, folder: Path) -> None:
+    """A run that is stopped and goes on ends where an undisturbed one does, bit for bit."""
+    options = {"spectators": {"short": EMA}, "keep_initial": True}
+    through = Run(stage, BELAY, **options).train(range(7))
+    half = Run(stage, BELAY, **options).train(range(4))
+    half.engine.save_checkpoint(str(folder), client_state={"mine": 3})
+    again = Run(stage, BELAY, seed=9, **options)
+    path, mine = again.engine.load_checkpoint(str(folder))
+    assert path is not None
+    assert mine["mine"] == 3
+    assert again.belay.step == 4
+    for run in (again, half):
+        run.train(range(4, 7))
+        same(run.average(), through.average())
+        same(run.belay.average_state_dict("short"), through.belay.average_state_dict("short"))
+        same(run.weights(), through.weights())
+        for one, two in zip(run.masters(), through.masters(), strict=True):
+            assert torch.equal(one, two)
+        bema = tb.readouts.bema()
+        same(run.belay.average_state_dict(readout=bema), through.belay.average_state_dict(readout=bema))
+
+
+def fits_everywhere(stage: int, folder: Path) -> None:
+    """A full state fits one process, and another stage; then what it says is saved for three ranks."""
+    run = Run(stage, BELAY).train(range(4))
+    full, average = run.belay.state_dict(full=True), run.average()
+    shared = folder.parent / f"full{stage}.pt"
+    if is_first():
+        plain = Plain(BELAY, seed=7)
+        plain.belay.load_state_dict(full)
+        assert plain.belay.step == 4
+        same(plain.belay.state_dict()["averages"]["average"]["weights"], full["averages"]["average"]["weights"])
+        torch.save([full, average], shared)
+    else:
+        assert full == {}
+    dist.barrier()
+    state, average = torch.load(shared)
+    other = Run(stage % 3 + 1, BELAY, seed=7)
+    other.belay.load_state_dict(state)
+    assert other.belay.step == 4
+    back = other.belay.state_dict(full=True)
+    if is_first():
+        same(back["averages"]["average"]["weights"], full["averages"]["average"]["weights"])
+    mine = other.belay.state_dict()
+    with pytest.raises(ValueError, match="damaged" if is_first() else "rank 0 could not go on"):
+        other.belay.load_state_dict({"format": 7} if is_first() else mine)  # one rank cannot
+    state["averages"]["average"]["weights"]["last.weight"] = torch.zeros(2, 7)
+    with pytest.raises(ValueError, match=r"'last.weight' .* has the shape \(2, 7\) in the checkpoint, and \(1, 7\)"):
+        other.belay.load_state_dict(state)
+    same(other.belay.state_dict()["averages"]["average"]["weights"], mine["averages"]["average"]["weights"])
+    if stage > 1:
+        with pytest.raises(ValueError, match="other pieces"):
+            other.belay.load_state_dict(run.belay.state_dict())
+    if stage < 3:
+        run.engine.save_checkpoint(str(folder.parent / f"files{stage}"), tag="last")
+
+
+for _stage in STAGES:
+    CHECKS[f"zero{_stage}_resumes"] = partial(resumes, _stage)
+    CHECKS[f"zero{_stage}_has_a_state_that_fits_everywhere"] = partial(fits_everywhere, _stage)
+
+
+def goes_on_with_three(stage: int, folder: Path) -> None:
+    """Three ranks go on from what two have saved: from a full state, and from files of ranks."""
+    state, average = torch.load(folder.parent / f"full{stage}.pt")
+    run = Run(stage, BELAY, seed=7)
+    run.belay.load_state_dict(state)
+    full = run.belay.state_dict(full=True)
+    if is_first():
+        same(full["averages"]["average"]["weights"], state["averages"]["average"]["weights"])
+        assert full["step"] == 4
+    if stage < 3:  # three ranks cannot read the weights that ZeRO-3 saved on two
+        again = Run(stage, BELAY, seed=7)
+        again.engine.load_checkpoint(str(folder.parent / f"files{stage}"), load_optimizer_states=False)
+        assert again.belay.step == 4
+        found = again.average()
+        if is_first():
+            same(found, average)
+        again.train(range(4, 5))
+        assert again.belay.step == 5
+
+
+for _stage in STAGES:
+    THREE[f"zero{_stage}_goes_on_with_three_ranks"] = partial(goes_on_with_three, _stage)
+
+
+@check
+def a_checkpoint_without_an_average_begins_it_anew(folder: Path) -> None:
+    run = Run(2).train(range(3))
+    run.belay.detach()
+    run.engine.save_checkpoint(str(folder), tag="bare")
+    assert not list((folder / "bare").glob("torchbelay*"))
+    again = Run(2, seed=7).train(range(1))
+    with pytest.warns(tb.BelayWarning, match=r"has no torchbelay_0_\*.pt: the average begins at the weights"):
+        again.engine.load_checkpoint(str(folder), tag="bare")
+    assert again.belay.stats()["tension"] == 0.0
+    same(again.weights(), run.weights())
+    assert again.engine.load_checkpoint(str(folder / "nothing")) == (None, None)
+    run = Run(1).train(range(3))
+    run.engine.save_checkpoint(str(folder), tag="both")
+    again = Run(1, seed=7)
+    again.engine.load_checkpoint(str(folder), tag="both", load_module_only=True)
+    assert again.belay.stats()["tension"] == 0.0
+    same(again.weights(), run.weights())
+
+
+# Sixteen bits, and steps that do not take place -----------------------------------------------------------------------
+
+
+def masters_of(run: Run) -> dict[str, Tensor]:
+    named = run.engine.module.named_parameters()
+    return {name: safe_get_full_fp32_param(p).cpu().clone() for name, p in named if p.requires_grad}
+
+
+def follows_masters(stage: int, config: dict[str, Any], folder: Path) -> None:
+    """The average is that of float32 masters, and the model gets what was pulled."""
+    ema, spring = Run(stage, EMA, config=dict(config)), Run(stage, BELAY, config=dict(config))
+    by_hand, before, applied = masters_of(ema), 0, 0
+    for step in range(10):
+        ema.train(range(step, step + 1))
+        spring.train(range(step, step + 1))
+        if ema.engine.was_step_applied():
+            applied += 1
+            for name, master in masters_of(ema).items():
+                by_hand[name] += 0.1 * (master - by_hand[name])
+        before += ema.engine.is_gradient_accumulation_boundary()
+    assert ema.belay.step == applied == 10 - ema.engine.skipped_steps - sum(not _boundary(ema, s) for s in range(10))
+    full = ema.belay.state_dict(full=True)
+    if is_first():
+        same(full["averages"]["average"]["weights"], by_hand, within=1e-6)
+    for run in (ema, spring):
+        weights = run.weights()
+        for name, master in masters_of(run).items():
+            assert torch.equal(weights[name], master.to(weights[name].dtype)), name
+        kept, average = run.masters(), run.average()
+        with run.belay.averaged():
+            inside = run.weights()
+            same(run.average(), average)
+        if is_first():
+            same({name: average[name] for name in inside}, inside)
+        same(run.weights(), weights)
+        for one, two in zip(run.masters(), kept, strict=True):
+            assert torch.equal(one, two)
+    run = ema
+    run.belay.save_average(folder.parent / f"{folder.name}.safetensors", dtype=torch.float32)
+    if is_first():
+        plain = Net(3)
+        assert tb.load_average(folder.parent / f"{folder.name}.safetensors", plain)["step"] == str(applied)
+        named = dict(plain.named_parameters())
+        same({name: named[name].detach() for name in by_hand}, by_hand, within=1e-6)
+
+
+def _boundary(run: Run, step: int) -> bool:
+    return (step + 1) % run.engine.gradient_accumulation_steps() == 0
+
+
+BF16 = {"bf16": {"enabled": True}}
+WIDE = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+# The first steps overflow, and are skipped.
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}}
+TWICE = {"gradient_accumulation_steps": 2}
+SMALL = {"zero_optimization": {"sub_group_size": 30}}
+for _name, _stage, _config in (
+    ("zero1_in_bfloat16", 1, BF16),
+    ("zero1_in_bfloat16_with_float32_gradients", 1, WIDE),
+    ("zero2_in_bfloat16", 2, BF16),
+    ("zero3_in_bfloat16_with_small_groups", 3, BF16 | SMALL),
+    ("zero1_that_skips_steps", 1, FP16),
+    ("zero3_that_skips_steps", 3, FP16),
+    ("zero2_that_accumulates", 2, BF16 | TWICE),
+    ("zero3_that_accumulates", 3, TWICE),
+):
+    CHECKS[_name] = partial(follows_masters, _stage, _config)
+
+
 def prepare() -> None:
     """Let DeepSpeed talk by gloo alone: it would compile a module of its own, which takes a minute."""
     deepspeed.ops.__compatible_ops__ = {}
@@ -211,3 +389,4 @@ if __name__ == "__main__":
     os.environ["DS_ACCELERATOR"] = "cpu"
     prepare()
     main(CHECKS, limit=LIMIT)
+    main(THREE, limit=LIMIT, world=3)
