@@ -46,13 +46,14 @@ class PieceModel(nn.Module):
                     self._modules[prefix.removesuffix(".")] = holder
 
 
-def whole(part: Tensor, piece: Piece, group: Any) -> Tensor | None:
+def whole(part: Tensor, piece: Piece, group: Any, device: torch.device) -> Tensor | None:
     """Return the whole parameter in the host memory of the group's first rank, None on other ranks; a collective.
 
+        `device` is where the ranks talk.
     Each byte comes from one rank, and the others add 0 to it, so that no bit is lost.
     """
     count = torch.Size(piece.shape).numel()
-    flat = torch.zeros(count, dtype=part.dtype, device=part.device)
+    flat = torch.zeros(count, dtype=part.dtype, device=device)
     flat[piece.start : piece.end] = part.detach()
     if count:
         first = torch.distributed.get_global_rank(group, 0)

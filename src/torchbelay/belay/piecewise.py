@@ -29,6 +29,7 @@ class Layout(Protocol):
 
     model: nn.Module  # the whole one, which computes
     group: Any  # the ranks that share its weights
+    device: torch.device  # where these ranks talk
     pieces: dict[str, Piece]  # of every trained parameter, by its name
     tensors: dict[str, Tensor]  # the pieces themselves
     shapes: dict[str, Tensor]  # tensors on the device "meta" with the shapes and dtypes of the whole parameters
@@ -177,7 +178,7 @@ class PiecewiseBelay:
         for key, p in modules.named_parameters(model).items():
             part = self._layout.tensors.get(key)
             if part is not None and id(part) in found:
-                value = whole(found.pop(id(part)), self._layout.pieces[key], self._group)
+                value = whole(found.pop(id(part)), self._layout.pieces[key], self._group, self._layout.device)
             else:
                 value = self._layout.gathered(p)
             if value is not None:
@@ -215,7 +216,7 @@ class PiecewiseBelay:
         found, parts = self._belay.stats(prefix), self._belay._parts
         entries = list(parts.averages[MAIN].entries.values())
         norms = torch.tensor(stats.norms(entries, parts.member.swap), dtype=torch.float64)
-        squares = norms.square().to(next(iter(self._layout.tensors.values())).device)
+        squares = norms.square().to(self._layout.device)
         torch.distributed.all_reduce(squares, group=self._group)
         tension, size = squares.sqrt().tolist()
         return found | {prefix + "tension": tension, prefix + "tension_ratio": tension / size if size else 0.0}
@@ -251,7 +252,7 @@ class PiecewiseBelay:
             return state | {"pieces": saved(self._layout.pieces)}
 
         def gathered(average: str, kind: str, name: str, t: Tensor) -> Tensor | None:
-            return whole(t, self._layout.pieces[name], self._group)
+            return whole(t, self._layout.pieces[name], self._group, self._layout.device)
 
         state = changed(state, gathered)
         return state if self._is_first() else {}

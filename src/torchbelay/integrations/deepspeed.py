@@ -44,8 +44,8 @@ def attach(engine: DeepSpeedEngine, method: Method | Rule, **options: Any) -> "Z
             `save_with_optimizer` and `on_nonfinite`.
 
     Call it on every rank with the same arguments, before `engine.load_checkpoint()`. Batches that are only accumulated
-    and steps that DeepSpeed skips after an overflow do not count. Offloading, pipelines, MoE layers, model parallelism
-    and quantized weights are refused.
+    and steps that DeepSpeed skips after an overflow do not count. With `offload_optimizer` to "cpu" the average is in
+    host memory too. Other offloading, pipelines, MoE layers, model parallelism and quantized weights are refused.
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(f"engine={type(engine).__name__} is not the engine that deepspeed.initialize() returned first")
@@ -141,13 +141,17 @@ def _check(engine: DeepSpeedEngine) -> None:
             "engine has ZeRO stage 0, whose optimizer steps the model's own weights; use "
             "torchbelay.Belay(engine.module, engine.optimizer, method)"
         )
-    for what in ("offload_optimizer", "offload_param"):
-        found = getattr(engine, f"zero_{what}")()
-        if found is not None and found.device != "none":
-            raise ValueError(
-                f"engine has {what} with device={str(found.device.value)!r}, which moves the weights that are averaged "
-                f"while it trains; leave {what} out of zero_optimization"
-            )
+    masters, model = engine.zero_offload_optimizer(), engine.zero_offload_param()
+    if masters is not None and (masters.device not in ("none", "cpu") or masters.ratio < 1):
+        raise ValueError(
+            f"engine has offload_optimizer with device={_text(masters.device)!r} and ratio={masters.ratio}, and only "
+            "device='cpu' and ratio=1.0 keep the weights in one place that can be averaged"
+        )
+    if model is not None and model.device != "none":
+        raise ValueError(
+            f"engine has offload_param with device={_text(model.device)!r}, and weights that the model computes with "
+            "cannot be renewed there; leave offload_param out, or use offload_optimizer"
+        )
     unknown = {
         "MoE layers": engine.has_moe_layers,
         "model parallelism": engine.mp_world_size > 1,
@@ -163,6 +167,10 @@ def _check(engine: DeepSpeedEngine) -> None:
             f"engine has the optimizer {type(zero).__name__}, whose weights are not known here; give "
             '"zero_optimization": {"stage": 1}, 2 or 3 to deepspeed.initialize()'
         )
+
+
+def _text(device: Any) -> str:
+    return str(getattr(device, "value", device))
 
 
 # How ZeRO keeps weights -----------------------------------------------------------------------------------------------
@@ -236,6 +244,7 @@ class _Zero:
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         self.model, self.group, self._zero = engine.module, engine.seq_data_parallel_group, engine.optimizer
+        self.device = torch.device(engine.device)
         self.count = 0  # of Belays: the files of each have a number
         self._is_sharded = isinstance(self._zero, DeepSpeedZeroOptimizer_Stage3)
         names = modules.names_by_id(self.model)
