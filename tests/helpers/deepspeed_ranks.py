@@ -31,7 +31,7 @@ if __name__ == "__main__":  # pytest wants the names of the checks alone, and to
 
     from torchbelay.integrations.deepspeed import ZeroBelay, _check, attach
 
-LIMIT = 200.0  # seconds for the checks of one number of ranks; on an idle machine they take 25
+LIMIT = 300.0  # seconds for the checks of one number of ranks; on an idle machine they take 30
 EMA = tb.Spring.ema(decay=0.9)
 BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
 STAGES = (1, 2, 3)
@@ -578,7 +578,7 @@ def what_cannot_be_averaged_is_refused(folder: Path) -> None:
             _check(engine)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="on_nonfinite='skip' would let each rank decide"):
         Run(1, on_nonfinite="skip")
-    with pytest.raises(TypeError, match="save_with_optimizer"):
+    with pytest.raises(ValueError, match="save_with_optimizer=True does not go with this engine"):
         Run(1, save_with_optimizer=True)
     run = Run(1)
     run.engine.has_moe_layers = True

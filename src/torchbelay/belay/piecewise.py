@@ -23,6 +23,14 @@ from .belay import Belay
 from .options import check_dtype
 from .pieces import Piece, PieceModel, changed, cut, saved, whole
 
+# Arguments of Belay that are refused, and why.
+_UNUSED = {
+    "save_with_optimizer": "whose own checkpoints carry the average",
+    "shard": "which spreads the average over its ranks already",
+    "workers": "whose ranks train one model",
+    "bits": "whose pieces know nothing of the whole tensors that random bits are drawn for",
+}
+
 
 class Layout(Protocol):
     """How the trained weights of a model lie in pieces."""
@@ -70,8 +78,9 @@ class PiecewiseBelay:
 
     def _made(self, method: Method | Rule, options: dict[str, Any]) -> Belay:
         """Return the Belay of this rank's pieces."""
-        if "save_with_optimizer" in options:
-            raise TypeError("save_with_optimizer does not go with this engine, whose checkpoints carry the average")
+        for name, why in _UNUSED.items():
+            if options.get(name):
+                raise ValueError(f"{name}={options[name]!r} does not go with this engine, {why}; leave it out")
         if options.get("on_nonfinite", "ignore") != "ignore":
             raise ValueError(
                 f"on_nonfinite={options['on_nonfinite']!r} would let each rank decide by its own pieces; leave it out, "

@@ -118,7 +118,7 @@ class ZeroBelay(PiecewiseBelay):
         if not given.get("load_module_only"):
             with agreement(self._group) as facts:
                 state = pieces.read(folder, self._file, *self._place(), self._layout.pieces)
-                facts["files of the average"] = "found" if state else "missing"
+                facts["the step of the average in the checkpoint"] = None if state is None else state["step"]
             if state is None:
                 warn(f"{str(folder)!r} has no {self._file}_*.pt: the average begins at the weights that were loaded")
         if state is None:
