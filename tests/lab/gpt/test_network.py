@@ -20,8 +20,8 @@ def test_a_byte_does_not_see_those_after_it() -> None:
 
 
 def test_it_begins_without_an_opinion() -> None:
-    text = torch.randint(0, 256, (4, 8))
-    loss = loss_of(seeded(SHAPE, 1)(text), text)
+    text, following = torch.randint(0, 256, (2, 64, 8))
+    loss = loss_of(seeded(SHAPE, 1)(text), following)
     assert abs(loss.item() - math.log(256)) < 0.1
 
 
