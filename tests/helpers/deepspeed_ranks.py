@@ -25,10 +25,13 @@ if __name__ == "__main__":  # pytest wants the names of the checks alone, and to
     os.environ["DS_ACCELERATOR"] = "cpu"
     warnings.simplefilter("ignore")
     import deepspeed
+    from accelerate import Accelerator, DeepSpeedPlugin
     from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime.pipe.engine import PipelineEngine
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.utils import safe_get_full_fp32_param
 
+    from torchbelay.integrations.accelerate import attach as attach_prepared
     from torchbelay.integrations.deepspeed import ZeroBelay, _check, attach
 
 LIMIT = 300.0  # seconds for the checks of one number of ranks; on an idle machine they take 30
@@ -466,6 +469,29 @@ def rules_start_and_spectators_are_as_in_one_process(folder: Path) -> None:
 
 
 @check
+def what_accelerate_has_prepared_is_an_engine(folder: Path) -> None:
+    plugin = DeepSpeedPlugin(zero_stage=2, gradient_accumulation_steps=1)
+    batches = {"train_micro_batch_size_per_gpu": 6, "train_batch_size": 12}
+    plugin.deepspeed_config |= {"zero_allow_untested_optimizer": True, "gradient_clipping": 0.0, **batches}
+    os.environ["ACCELERATE_USE_CPU"] = "no"  # of all devices, Accelerate knows DeepSpeed on accelerators only
+    accelerator = Accelerator(deepspeed_plugin=plugin)
+    net, plain = Net(), Plain(BELAY)
+    engine, optimizer = accelerator.prepare(net, torch.optim.AdamW(groups(net), lr=1e-2))
+    belay = attach(engine, BELAY)
+    for step in range(4):
+        accelerator.backward(loss_of(engine, batch(step)[6 * dist.get_rank() :][:6]))
+        optimizer.step()
+        optimizer.zero_grad()
+    plain.train(range(4))
+    assert belay.step == 4
+    found = belay.average_state_dict()
+    if is_first():
+        same(found, plain.belay.average_state_dict(), within=1e-6)
+    with pytest.raises(ValueError, match=r"integrations.deepspeed.attach\(engine, method\)"):
+        attach_prepared(accelerator, engine, optimizer, BELAY)
+
+
+@check
 def buffers_are_averaged(folder: Path) -> None:
     run = Run(3, EMA, buffers="average").train(range(3))
     by_hand = 0.0
@@ -580,6 +606,8 @@ def what_cannot_be_averaged_is_refused(folder: Path) -> None:
         Run(1, on_nonfinite="skip")
     with pytest.raises(ValueError, match="save_with_optimizer=True does not go with this engine"):
         Run(1, save_with_optimizer=True)
+    with pytest.raises(ValueError, match="PipelineEngine, whose ranks hold different layers"):
+        _check(PipelineEngine.__new__(PipelineEngine))
     run = Run(1)
     run.engine.has_moe_layers = True
     with pytest.raises(ValueError, match="engine uses MoE layers"):

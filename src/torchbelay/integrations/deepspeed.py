@@ -133,9 +133,9 @@ class ZeroBelay(PiecewiseBelay):
 
 def _check(engine: DeepSpeedEngine) -> None:
     """Refuse an engine that keeps weights in another way."""
-    zero = engine.optimizer
     if isinstance(engine, PipelineEngine):
         raise ValueError("engine is a PipelineEngine, whose ranks hold different layers; use ZeRO without a pipeline")
+    zero = engine.optimizer
     if isinstance(zero, Optimizer):
         raise ValueError(
             "engine has ZeRO stage 0, whose optimizer steps the model's own weights; use "
