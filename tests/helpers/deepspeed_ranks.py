@@ -84,24 +84,27 @@ def groups(net: nn.Module) -> list[dict[str, Any]]:
     return [{"params": trained[:2]}, {"params": trained[2:], "lr": 3e-3}]
 
 
+def engine_of(stage: int, *, seed: int = 0, config: Any = None) -> Any:
+    net, config = Net(seed), dict(config or {})
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 8} | config.pop("zero_optimization", {})
+    return deepspeed.initialize(
+        model=net,
+        optimizer=torch.optim.AdamW(groups(net), lr=1e-2),
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": 0.0,  # by default it is 1
+            "zero_optimization": zero,
+            **config,
+        },
+    )[0]
+
+
 class Run:
     """A net that ZeRO trains."""
 
     def __init__(self, stage: int, method: Any = EMA, *, seed: int = 0, config: Any = None, **options: Any) -> None:
-        net = Net(seed)
-        optimizer = torch.optim.AdamW(groups(net), lr=1e-2)
-        zero = {"stage": stage, "stage3_param_persistence_threshold": 8} | (config or {}).pop("zero_optimization", {})
-        self.engine = deepspeed.initialize(
-            model=net,
-            optimizer=optimizer,
-            config={
-                "train_micro_batch_size_per_gpu": 1,
-                "zero_allow_untested_optimizer": True,
-                "gradient_clipping": 0.0,  # by default it is 1
-                "zero_optimization": zero,
-                **(config or {}),
-            },
-        )[0]
+        self.engine = engine_of(stage, seed=seed, config=config)
         self.belay: ZeroBelay = attach(self.engine, method, **options)
 
     def train(self, steps: range) -> "Run":
@@ -331,7 +334,7 @@ def masters_of(run: Run) -> dict[str, Tensor]:
 
 def follows_masters(stage: int, config: dict[str, Any], folder: Path) -> None:
     """The average is that of float32 masters, and the model gets what was pulled."""
-    ema, spring = Run(stage, EMA, config=dict(config)), Run(stage, BELAY, config=dict(config))
+    ema, spring = Run(stage, EMA, config=config), Run(stage, BELAY, config=config)
     by_hand, applied = masters_of(ema), 0
     for step in range(10):
         ema.train(range(step, step + 1))
@@ -508,22 +511,25 @@ def buffers_are_averaged(folder: Path) -> None:
 @check
 def states_that_go_away_and_come_back_are_followed(folder: Path) -> None:
     for stage in (1, 3):
-        run, still = Run(stage, BELAY).train(range(3)), Run(stage, BELAY).train(range(3))
-        masters = run.belay._layout.optimizers
-        for each in masters:
-            each._master.data = each._master.data.clone()  # as after engine.offload_states() and reload_states()
-            if stage == 1:
-                index = masters.index(each)
-                assert run.engine.optimizer.single_partition_of_fp32_groups[index] is each._master
+        run, still = (Run(stage, BELAY, config=BF16).train(range(3)) for _ in range(2))
+        masters = [each._master for each in run.belay._layout.optimizers]
+
+        def moved(masters: Any = masters, **how: Any) -> None:
+            for master in masters:
+                master.data = master.data.clone()
+
+        zero = run.engine.optimizer  # on a CPU, weights are already where they would go
+        zero.offload_states = zero.reload_states = moved
+        run.engine.offload_states()
+        run.engine.reload_states()
+        pieces = {t.untyped_storage().data_ptr() for t in run.belay._layout.tensors.values() if t.numel()}
+        assert pieces <= {master.untyped_storage().data_ptr() for master in masters}
         run.train(range(3, 5)), still.train(range(3, 5))
         same(run.average(), still.average())
-        if stage == 1:
-            same(run.weights(), still.weights())
-        whole = masters[0]._master.data
-        masters[0]._master.data = torch.empty(0)
-        with pytest.raises(RuntimeError, match=r"offloaded; call engine.reload_states\(\) first"):
+        same(run.weights(), still.weights())
+        masters[0].data = torch.empty(0)
+        with pytest.raises(RuntimeError, match="have 0 elements now"):
             run.belay.stats()
-        masters[0]._master.data = whole
 
 
 @check
@@ -560,6 +566,9 @@ def what_ranks_disagree_about_is_refused_on_all(folder: Path) -> None:
         attach(run.engine, EMA, start=dist.get_rank())
     with pytest.raises(ValueError, match="every=0" if is_first() else "rank 0 could not go on.*every=0"):
         attach(run.engine, EMA, every=dist.get_rank())
+    with pytest.raises(ValueError, match="disagree about new methods of 'average'"):
+        run.belay.change(tb.Spring.ema(decay=0.5) if is_first() else BELAY)
+    assert run.belay.decay == 0.9
     with pytest.raises(ValueError, match="nothing to average"):
         attach(run.engine, lambda name, parameter: None)
     assert len(run.engine.optimizer.optimizer._optimizer_step_pre_hooks) == hooks
@@ -590,8 +599,13 @@ class Refused:
 def what_cannot_be_averaged_is_refused(folder: Path) -> None:
     with pytest.raises(TypeError, match=r"engine=Net is not the engine that deepspeed.initialize\(\) returned"):
         attach(Net(), EMA)  # type: ignore[arg-type]
+    run = Run.__new__(Run)
+    run.engine = engine = engine_of(0)
     with pytest.raises(ValueError, match=r"ZeRO stage 0.*Belay\(engine.module, engine.optimizer, method\)"):
-        Run(0)
+        attach(engine, EMA)
+    belay, plain = tb.Belay(engine.module, engine.optimizer, EMA), Plain(EMA).train(range(3))
+    run.train(range(3))
+    same(belay.average_state_dict(), plain.belay.average_state_dict(), within=1e-6)
     with pytest.raises(ValueError, match=r"optimizer FP16_UnfusedOptimizer.*\"stage\": 1"):
         Run(0, config={"bf16": {"enabled": True}})
     disk = {"device": "nvme", "nvme_path": str(folder)}

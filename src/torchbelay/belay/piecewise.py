@@ -59,8 +59,8 @@ class Layout(Protocol):
 class PiecewiseBelay:
     """The averages of a model in pieces, with the ways of a `Belay`.
 
-    `averaged()`, `average_state_dict()`, `save_average()`, `stats()`, `copy_to_model()`, `load_state_dict()` and
-    `state_dict(full=True)` are collectives: call them on every rank.
+    `averaged()`, `average_state_dict()`, `save_average()`, `stats()`, `change()`, `copy_to_model()`,
+    `load_state_dict()` and `state_dict(full=True)` are collectives: call them on every rank.
     """
 
     def __init__(self, layout: Layout, method: Method | Rule, options: Mapping[str, Any]) -> None:
@@ -236,9 +236,13 @@ class PiecewiseBelay:
         self._belay.reset()
 
     def change(self, method: Method | Rule, name: str = MAIN) -> None:
-        """Let an average go on with another method, as `Belay.change`."""
+        """Let an average go on with another method, as `Belay.change`; a collective, for ranks must agree about it."""
         self._layout.follow()
-        self._belay.change(self._rule(method), name)
+        with agreement(self._group) as facts:
+            rule = self._rule(method)
+            methods = {key: rule(key, shape) for key, shape in self._layout.shapes.items()}
+            facts[f"new methods of {name!r}"] = {key: each and export.label(each) for key, each in methods.items()}
+        self._belay.change(rule, name)
 
     def detach(self) -> None:
         """Follow no more steps: the average can still be used."""

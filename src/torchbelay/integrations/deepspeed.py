@@ -55,9 +55,9 @@ def attach(engine: DeepSpeedEngine, method: Method | Rule, **options: Any) -> "Z
 class ZeroBelay(PiecewiseBelay):
     """The averages of an engine of ZeRO, with the ways of a `Belay`: what `attach()` returns.
 
-    `averaged()`, `average_state_dict()`, `save_average()`, `stats()`, `copy_to_model()`, `load_state_dict()`,
-    `state_dict(full=True)` and the engine's checkpoints are collectives: call them on every rank. The block of
-    `averaged()` gets the engine; `engine.step()` and `engine.save_checkpoint()` inside raise.
+    `averaged()`, `average_state_dict()`, `save_average()`, `stats()`, `change()`, `copy_to_model()`,
+    `load_state_dict()`, `state_dict(full=True)` and the engine's checkpoints are collectives: call them on every rank.
+    The block of `averaged()` gets the engine; `engine.step()` and `engine.save_checkpoint()` inside raise.
 
     `engine.save_checkpoint()` writes one file per rank into the checkpoint, and `engine.load_checkpoint()` reads them.
     With `load_module_only=True`, or if there are none, averages begin at the weights that were loaded.
@@ -75,6 +75,8 @@ class ZeroBelay(PiecewiseBelay):
         self._wrap("step", self._step)
         self._wrap("save_checkpoint", self._save)
         self._wrap("load_checkpoint", self._load)
+        self._wrap("offload_states", self._move)
+        self._wrap("reload_states", self._move)
 
     def _given(self) -> DeepSpeedEngine:
         return self._engine
@@ -98,6 +100,12 @@ class ZeroBelay(PiecewiseBelay):
         # Here, before DeepSpeed gives up gradients; the optimizer's hooks would refuse too late.
         self._belay._parts.refuse_inside("engine.step")
         return own(*args, **kwargs)
+
+    def _move(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._belay._parts.refuse_inside("engine.offload_states or engine.reload_states")
+        result = own(*args, **kwargs)
+        self._layout.follow()  # at once: pieces keep the memory that the weights have left
+        return result
 
     def _save(self, own: Callable[..., Any], save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
         self._belay._parts.refuse_inside("engine.save_checkpoint")  # it would save the average as the weights
@@ -224,7 +232,10 @@ class _Master(Optimizer):
     def follow(self) -> None:
         """Let the pieces be parts of the master wherever it is, and have the learning rate of now."""
         if self._master.numel() != self._size:
-            raise RuntimeError("the engine's float32 weights are offloaded; call engine.reload_states() first")
+            now = self._master.numel()
+            raise RuntimeError(
+                f"float32 weights have {now} elements now, not {self._size}: call engine.reload_states()"
+            )
         if self._master.data_ptr() != self._address:  # it has been elsewhere
             for tensor, (_, offset, piece) in zip(self.tensors, self._parts, strict=True):
                 tensor.data = self._master.detach().narrow(0, offset, piece.numel)
