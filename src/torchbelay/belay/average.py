@@ -209,7 +209,7 @@ class Average:
         """
         there = self._home(w1)
         if local(tensor).device != there:
-            tensor = tensor.to(there)
+            tensor = tensor.to(there) if self.slices is None else with_local(tensor, local(tensor).to(there))
         if not is_sharded(w1) and local(tensor).stride() != (part := matching(w1, tensor)).stride():
             laid_out = torch.empty_like(part, dtype=tensor.dtype, device=there)
             if local(tensor).stride() != laid_out.stride():

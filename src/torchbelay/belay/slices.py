@@ -6,6 +6,7 @@ average and the same slice of the weights, a view. If the average pulls, the ran
 """
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from torchbelay.ops.step import Move
 
 from . import traffic
 from .shard import is_first_rank, is_sharded, local
+
+_dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 
 class _Slice(NamedTuple):
@@ -90,7 +93,7 @@ class Slices:
 
     def follow(self) -> None:
         """Let the views be where the weights are: a model may be moved, cast or laid out anew, also by a step."""
-        facts = _facts(self._each.values())
+        facts = _facts([w1 for w1, _ in self._each.values()])
         if facts == self._facts:
             return
         for each in self._each.values():
@@ -198,5 +201,7 @@ def _where(t: Tensor) -> tuple[Any, ...]:
     return t.data_ptr(), t.dtype, t.device, t.shape, t.stride()
 
 
-def _facts(slices: Iterable[_Slice]) -> list[Any]:
-    return [(w1.data_ptr(), w1.dtype, w1.shape, w1.stride()) for w1, _ in slices]
+def _facts(weights: list[Tensor]) -> list[Any]:
+    """Return what the views of weights depend on; strides, which make a tuple each, only if they are unusual."""
+    unusual = [t.stride() for t in weights if not t.is_contiguous()]
+    return [*map(Tensor.data_ptr, weights), *map(_dtype, weights), *map(_shape, weights), *unusual]

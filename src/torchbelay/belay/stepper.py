@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchbelay.ops.backend import PreparedStep, choose
+from torchbelay.ops.backend import choose
 
 from . import company, replicas
 from .agreement import agreement
@@ -247,7 +247,11 @@ class Stepper:
             )
         work.begun = True
         if work.prepared is not None and not work.carried:
-            self._finish(work, work.prepared)
+            if self._slices is not None:
+                self._slices.follow()  # an optimizer may have put other memory in the place of the weights
+            work.prepared.finish(work.keep)
+            if self._slices is not None:
+                self._slices.spread_pulled(work.moves)
         for buffers in work.buffers:
             buffers.take(work.keep)
         if self._options.buffers == "copy" and any(average.buffers for average in self._averages.each.values()):
@@ -260,15 +264,6 @@ class Stepper:
             self._show()
         for observe in self.observers:
             observe(work)
-
-    def _finish(self, work: Work, prepared: PreparedStep) -> None:
-        """Move weights and averages; replicas that share an average then tell each other what it has pulled."""
-        if self._slices is None:
-            prepared.finish(work.keep)
-            return
-        self._slices.follow()  # an optimizer may have put other memory in the place of the weights
-        prepared.finish(work.keep)
-        self._slices.spread_pulled(work.moves)
 
     def update(self, rate: float | None) -> None:
         """Let averages that only follow take in the weights as they are, with this share of them if it is given."""
