@@ -196,7 +196,7 @@ def push(model: nn.Module, step: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
 
 
-@on(2, 3, 4)
+@on(2, 3)
 def tensors_of_every_kind_are_shared(folder: Path) -> None:
     for method, dtype, impl in (
         (EMA, None, "foreach"),
@@ -254,7 +254,7 @@ class Replacing(torch.optim.SGD):
             p.data = p.data - 0.1 * p.grad
 
 
-@on(2, 3)
+@on(2)
 def weights_whose_memory_the_optimizer_replaces_are_followed(folder: Path) -> None:
     for method in (EMA, BELAY):
         found = []
@@ -276,7 +276,7 @@ def both(method: Any, **options: Any) -> tuple[Run, Run]:
     return sharing(method, **options), replica(method, **options)
 
 
-@on(2, 3, 4)
+@on(2, 3)
 def the_model_holds_the_average_inside_the_block_and_leaves_without_a_message(folder: Path) -> None:
     x = batch(99)
     for method, how in ((EMA, {}), (BELAY, {"dtype": torch.float32}), (tb.methods.swa(), {"start": 9})):
@@ -333,7 +333,7 @@ def readouts_are_those_of_a_whole_average(folder: Path) -> None:
     agree(run.weights(), whole.weights(), 0)
 
 
-@on(2, 3)
+@on(3)
 def changes_of_the_model_and_of_the_method_are_followed(folder: Path) -> None:
     run, whole = both(BELAY, spectators={"x": EMA})
     for each in (run, whole):

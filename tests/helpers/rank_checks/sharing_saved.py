@@ -13,18 +13,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import torchbelay as tb
+from torchbelay import snapshots
+from torchbelay.snapshots import recorder
+from torchbelay.snapshots.folder import Folder
 
-from .runs import BELAY, EMA, SWINGING, Net, Run, agree, everything, fsdp, mine, on, refused, same
+from .runs import EMA, SWINGING, Net, Run, agree, everything, fsdp, mine, on, refused, same
 from .saving import saved_by_the_first_rank
 from .sharing import compare, replica, sharing, world
 
 HOW: dict[str, Any] = {"spectators": {"short": tb.methods.ema(0.9, warmup="ratio")}, "adam": False}
 NAMES = ("average", "short")
 KINDS: dict[str, dict[str, Any]] = {
-    "shared, swinging": {"method": SWINGING, **HOW},
-    "shared, with a memory": {"method": tb.methods.heavy_ball(0.9), "buffers": "average", **HOW},
-    "shared, not begun": {"method": BELAY, "start": 5, **HOW},
-    "shared, initial weights": {"method": BELAY, "keep_initial": True, **HOW},
+    "shared, swinging": {"method": SWINGING, "keep_initial": True, "buffers": "average", **HOW},
+    "shared, not begun": {"method": tb.methods.heavy_ball(0.9), "start": 5, **HOW},
 }
 
 
@@ -171,7 +172,7 @@ def a_state_that_does_not_fit_one_rank_is_refused_by_all(folder: Path) -> None:
         run.belay.load_state_dict(older if dist.get_rank() == 0 else whole)
     assert same(everything(run), before)
     with refused(BaseException, "decay=0.5"):  # torch's CheckpointException is no Exception
-        other = sharing(tb.Spring.ema(decay=0.5), **HOW)
+        other = sharing(tb.Spring.ema(decay=0.5), keep_initial=True, buffers="average", **HOW)
         dcp.load({"belay": other.belay}, checkpoint_id=folder / "shared, swinging")
 
 
@@ -187,3 +188,24 @@ def another_method_goes_on_from_a_shared_state(folder: Path) -> None:
             other.belay.load_state_dict(state, strict=False)
         other.train(range(3, 6))
     compare(*others)
+
+
+@on(2)
+def snapshots_of_a_shared_average_are_those_of_a_whole_one(folder: Path) -> None:
+    how = {"spectators": snapshots.defaults()}
+    run, one = sharing(EMA, **how), Run(EMA, **how)
+    path, alone = folder / "shared snapshots", folder / f"whole snapshots {dist.get_rank()}"
+    with snapshots.Recorder(run.belay, path, every=4):
+        run.train(range(8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "is_first_rank", lambda: True)  # each rank by itself
+        with snapshots.Recorder(one.belay, alone, every=4):
+            one.train(range(8))
+    dist.barrier()
+    found, expected = (sorted(Folder(each).snapshots, key=lambda s: s.path.name) for each in (path, alone))
+    assert {each.path.suffix for each in found} == {".dcp"}
+    assert [(each.step, each.average) for each in found] == [(each.step, each.average) for each in expected]
+    for mine_, theirs in zip(found, expected, strict=True):
+        with mine_.open() as a, theirs.open() as b:
+            agree({name: a.read(name) for name in sorted(a.names)}, {name: b.read(name) for name in sorted(b.names)})
+    dist.barrier()
