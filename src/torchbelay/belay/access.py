@@ -36,7 +36,8 @@ class Access:
         do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
         average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
         that have a Python handler wait while weights and average trade places. While somebody holds `module()` or
-        `tensors()` of the average, they do not trade: the weights are set aside.
+        `tensors()` of the average, they do not trade: the weights are set aside. With `shard`, every rank must enter,
+        and each sets its weights aside.
 
         With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
         weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
@@ -147,7 +148,8 @@ class Access:
         `load_state_dict(strict=True)`. Tensors have the parameters' dtypes; `state_dict()` has averages in their own.
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
-        at a time. Every rank must call; the other ranks get {}.
+        at a time. Every rank must call; the other ranks get {}. With `shard` every rank must call in any case, and gets
+        the whole average.
         """
         state = self._exported(name, readout, self._parts.taking(full=full))
         return state if not full or shard.is_first_rank() else {}

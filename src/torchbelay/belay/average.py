@@ -239,9 +239,12 @@ class Average:
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             group = None if varies(e.method) in ("never", "step") else e.group
-            key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
+            part = local(e.w1) if self.slices is None else self.slices.view(e.w1)
+            # Kernels take no slices of columns, and take all of a cohort or nothing.
+            strided = self.slices is not None and part.stride() != local(e.w2).stride()
+            key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype, strided)
             cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every))
-            cohort.w1.append(local(e.w1) if self.slices is None else self.slices.view(e.w1))
+            cohort.w1.append(part)
             cohort.w2.append(local(e.w2))
             cohort.v1.extend([] if e.v1 is None else [local(e.v1)])
             cohort.v2.extend([] if e.v2 is None else [local(e.v2)])

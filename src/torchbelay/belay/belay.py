@@ -47,6 +47,9 @@ class Belay(Access):
             second one is refused.
         save_with_optimizer: let the averages be in what `optimizer.state_dict()` returns, and load them with it. Who
             saves the optimizer (any trainer, torch.distributed.checkpoint) saves them. No other call is needed.
+        shard: a process group (or a DeviceMesh of one dimension) of replicas, as of DistributedDataParallel, that share
+            the averages: each of N ranks keeps 1/N of them. Averages that only watch send nothing in a step; a pull
+            gathers the weights. Every rank must call what needs all of an average: docs/scale.md has the list.
         **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
             `keep_initial`; see `torchbelay.options.Options`.
 
@@ -280,7 +283,8 @@ class Belay(Access):
         """Go on from a `state_dict()`; a state that does not fit is refused and changes nothing.
 
         A state of one process fits a sharded model too. Shards that another rank saved are refused. Use
-        torch.distributed.checkpoint to change the number of ranks.
+        torch.distributed.checkpoint to change the number of ranks. With `shard` every rank must call, and all refuse if
+        one does.
 
         With strict=False, another decay, method, dtype, option or set of spectators or parameters is taken, with a
         warning that says what changed. Values and ages go on. A spectator that is new begins at the checkpoint's
