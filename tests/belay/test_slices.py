@@ -58,7 +58,7 @@ def local(belay: tb.Belay, name: str, kind: str = "weights") -> dict[str, Tensor
     return {key: t.to_local().clone() for key, t in belay.state_dict()["averages"][name][kind].items()}
 
 
-@pytest.mark.parametrize("impl", ["foreach", "reference", "triton"])
+@pytest.mark.parametrize("impl", ["foreach", "reference", pytest.param("triton", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("method", [EMA, BELAY, SWINGING], ids=["ema", "belay", "swinging"])
 def test_a_slice_moves_as_the_same_numbers_of_a_whole_average_do(group, impl: str, method: tb.Method) -> None:
     model = small()

@@ -158,7 +158,7 @@ class Parts:
         """Return what replicas that share the averages must not differ in; refuses what cannot be shared."""
         found = [part.averages.wanted() for part in self.each]
         replicas.check(found, save_with_optimizer=save_with_optimizer)
-        return replicas.facts(found, self._options)
+        return replicas.facts(found, self._options) | replicas.weights(found)
 
     def _why_nothing(self, names: Names) -> str:
         if any(id(p) in names for p in self.parameters()):
@@ -330,7 +330,8 @@ class Parts:
         """Go on from a state; one that does not fit is refused, and changes nothing."""
         with agreement(self.group) as facts:
             checked = self.checked(state, strict=strict)
-            facts["the state"] = {f"the step of optimizer {i}": each.state["step"] for i, each in enumerate(checked)}
+            for i, found in enumerate(checked):
+                facts[f"the state of optimizer {i}"] = {key: found.state[key] for key in ("step", "began")}
         for part, each in zip(self.each, checked, strict=True):
             part.load(each)
         self.live.follow(moved=True)

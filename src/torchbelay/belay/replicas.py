@@ -1,7 +1,6 @@
 """What replicas must have in common that share an average, and what a shared average cannot do."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -41,19 +40,15 @@ def refuse_live(what: str) -> None:
     )
 
 
-@torch.no_grad()
 def facts(found: Found, options: Options) -> dict[str, object]:
-    """Return what the ranks must not differ in: parameters, methods, options, and the weights themselves."""
-    parameters: dict[str, str] = {}
-    weights: dict[str, Any] = {}
-    for i, each in enumerate(found):
-        for wanted in each.values():
-            for name, p, _, group in wanted:
-                parameters[name] = f"{tuple(p.shape)} in {p.dtype}, of group {group} in optimizer {i}"
-                weights[name] = arithmetic.bits(p.detach()).sum(dtype=torch.int64)
-    sums = torch.stack([each.cpu() for each in weights.values()]).tolist() if weights else []
+    """Return what the ranks must not differ in: parameters, options and methods."""
     return {
-        "the parameters": parameters,
+        "the parameters": {
+            name: f"{tuple(p.shape)} in {p.dtype}, of group {group} in optimizer {i}"
+            for i, each in enumerate(found)
+            for wanted in each.values()
+            for name, p, _, group in wanted
+        },
         "the options": {
             "dtype": options.dtype,
             "rounding": options.rounding,
@@ -61,10 +56,21 @@ def facts(found: Found, options: Options) -> dict[str, object]:
             **options.saved(),
         },
         **methods(found),
-        "the weights (sums of their bits; let DistributedDataParallel, or broadcast(), make them equal)": dict(
-            zip(weights, sums, strict=True)
-        ),
     }
+
+
+@torch.no_grad()
+def weights(found: Found) -> dict[str, object]:
+    """Return sums over the weights, in which the ranks must not differ: slices of other weights do not go together."""
+    sums = {
+        name: arithmetic.bits(p.detach()).sum(dtype=torch.int64)
+        for each in found
+        for wanted in each.values()
+        for name, p, _, _ in wanted
+    }
+    numbers = torch.stack([each.cpu() for each in sums.values()]).tolist()
+    cure = "let DistributedDataParallel, or broadcast(), make them equal"
+    return {f"the weights (sums of their bits; {cure})": dict(zip(sums, numbers, strict=True))}
 
 
 def methods(found: Found) -> dict[str, object]:

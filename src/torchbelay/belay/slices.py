@@ -35,7 +35,6 @@ class Slices:
         self.ranks, self.rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
         self._meshes: dict[str, Any] = {}
         self._each: dict[int, _Slice] = {}  # by the id of a parameter
-        self._views: dict[int, _Slice] = {}  # by the id of a view
         self._facts: list[Any] = []
 
     def __repr__(self) -> str:
@@ -80,15 +79,13 @@ class Slices:
     def view(self, w1: Tensor) -> Tensor:
         """Return the view of a parameter's slice: one object for all averages, for as long as they follow it."""
         if id(w1) not in self._each:
-            found = _Slice(w1, self.slice_of(w1.detach()))
-            self._each[id(w1)] = self._views[id(found.view)] = found
+            self._each[id(w1)] = _Slice(w1, self.slice_of(w1.detach()))
             self._facts = []
         return self._each[id(w1)].view
 
     def forget(self, w1: Tensor) -> None:
         """Forget the view of a parameter; an average that still follows it gets a new one when it forms its cohorts."""
-        if id(w1) in self._each:
-            del self._views[id(self._each.pop(id(w1)).view)]
+        if self._each.pop(id(w1), None) is not None:
             self._facts = []
 
     def follow(self) -> None:
@@ -106,9 +103,16 @@ class Slices:
 
     def spread_pulled(self, moves: Iterable[Move]) -> None:
         """Let every rank have the weights of which each has moved its slice; a collective if an average has pulled."""
-        pulled = [move for move in moves if move.pulls and not (move.motion and not move.motion.pulls)]
-        if pulled:
-            self.share([self._views[id(view)].w1.detach() for move in pulled for view in move.group.w1])
+        pulled = {
+            id(view)
+            for move in moves
+            if move.pulls and (move.motion is None or move.motion.pulls)
+            for view in move.group.w1
+        }
+        if pulled:  # in the order of the parameters, whatever groups they move in
+            wholes = [w1.detach() for w1, view in self._each.values() if id(view) in pulled]
+            assert len(wholes) == len(pulled), "a view that was forgotten has moved"
+            self.share(wholes)
 
     def share(self, wholes: Sequence[Tensor]) -> None:
         """Let every rank have the whole of tensors of which each has a right slice; a collective.
