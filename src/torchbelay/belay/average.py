@@ -1,7 +1,6 @@
 """One average of a model: an entry for each parameter that it follows, and its own buffers."""
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -10,16 +9,15 @@ import torch
 from torch import Tensor
 
 from torchbelay.physics.identity import describe
-from torchbelay.physics.method import Method, Remembers, uncalled
+from torchbelay.physics.method import Method, Remembers
 
 from .cohort import Cohort, compounded, inertias, varies
 from .initial import Initial
+from .rules import Rule
 from .shard import is_sharded, local, matching, same_size, with_local
 from .slices import Slices
 
 MAIN = "average"  # the one average that may pull; spectators have names of their own
-
-Rule = Callable[[str, Tensor], Method | None]
 
 
 class Wanted(NamedTuple):
@@ -29,36 +27,6 @@ class Wanted(NamedTuple):
     parameter: Tensor
     method: Method
     group: int  # of the optimizer
-
-
-def as_rule(method: Method | Rule) -> Rule:
-    """Return a function (name, parameter) -> method, for one method or for the user's own function."""
-    if (maker := uncalled(method)) is not None:
-        raise TypeError(f"method={maker} was not called; give the method that it makes, as {maker}(...)")
-    if isinstance(method, Method):
-        return lambda name, tensor: method
-    if callable(method):
-        _check_arguments(method)
-        return method
-    raise TypeError(
-        f"method={method!r} is neither an averaging method (an object with coupling(step, lr), as Spring) nor a "
-        "function (name, parameter) -> method or None"
-    )
-
-
-def _check_arguments(rule: Rule) -> None:
-    """Refuse a function that cannot be called with a name and a parameter."""
-    try:
-        signature = inspect.signature(rule)
-    except ValueError:  # some functions of C have none
-        return
-    try:
-        signature.bind("name", None)
-    except TypeError as problem:
-        raise TypeError(
-            f"method={rule!r} is a function of {signature}, and it is called with a name and a parameter ({problem}): "
-            "give a function (name, parameter) -> method or None, or a method, as Spring.ema(decay=0.999)"
-        ) from None
 
 
 def key_of(method: Method) -> object:
@@ -86,7 +54,11 @@ class Entry:
     @property
     def part(self) -> Tensor:
         """The part of w1 whose average is on this rank."""
-        return matching(self.w1, self.w2)
+        return self.part_of(self.w1)
+
+    def part_of(self, weights: Tensor) -> Tensor:
+        """Return that part of other weights in the place of w1, which are whole, or local if the model is sharded."""
+        return local(weights) if is_sharded(self.w1) else matching(weights, self.w2)
 
     @property
     def spread(self) -> Tensor:

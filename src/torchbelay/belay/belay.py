@@ -13,11 +13,12 @@ from torchbelay.physics.method import Method
 from . import checkpoint, optimizer_state, stats
 from .access import Access
 from .agreement import agreement, group_of
-from .average import MAIN, Rule, as_rule
+from .average import MAIN
 from .change import change
 from .models import as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
+from .rules import Rule, as_rule
 from .shard import is_first_rank
 from .signals import signals_held
 from .slices import Slices

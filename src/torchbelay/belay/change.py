@@ -10,10 +10,11 @@ from torchbelay.physics.method import Remembers
 
 from . import company, replicas
 from .agreement import agreement
-from .average import MAIN, Average, Entry, Rule, Wanted, key_of
+from .average import MAIN, Average, Entry, Wanted, key_of
 from .buffers import follower
 from .cohort import Cohort, inertias
 from .parts import Part, Parts
+from .rules import Rule
 from .validate import pulled_by, warn_of_feedback, warn_of_rounding
 
 

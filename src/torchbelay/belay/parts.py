@@ -19,7 +19,7 @@ from torchbelay.physics.warnings import warn
 
 from . import company, family, joint, modules, replicas, shard
 from .agreement import agreement
-from .average import MAIN, Average, Rule, WholeAverage
+from .average import MAIN, Average, WholeAverage
 from .averages import Averages, Checked
 from .clock import Clock
 from .initial import Initial
@@ -29,6 +29,7 @@ from .live_module import Origin
 from .options import Options
 from .parameters import Names
 from .readout import Reading
+from .rules import Rule
 from .signals import signals_held
 from .slices import Slices
 from .stepper import Stepper

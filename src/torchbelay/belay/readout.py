@@ -12,7 +12,7 @@ from torchbelay.physics.readouts import Readout, Shares, check, shares_of
 from .average import Entry, WholeAverage
 from .averages import Averages
 from .initial import Initial
-from .shard import local, matching
+from .shard import local
 
 Find = Callable[[Entry], Tensor]
 
@@ -58,7 +58,7 @@ class Reading:
             target = to[id(e.w1)]
             alike.setdefault((shares, target.device, target.dtype), []).append(e)
         for (shares, *_), entries in alike.items():
-            w1s = [matching(w1(e), e.w2) for e in entries]
+            w1s = [e.part_of(w1(e)) for e in entries]
             terms = [(shares.w2, [local(w2(e)) for e in entries]), (shares.w1, w1s)]
             if shares.w0:
                 terms.append((shares.w0, [local(self._initial.of(e.w1)) for e in entries]))

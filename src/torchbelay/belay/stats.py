@@ -97,7 +97,7 @@ def _norms(entries: list[Entry], swap: Swap | None) -> list[float]:
     own = company.own_tensors()
     squares = torch.zeros(2, dtype=torch.float64, device="cpu")
     for some in alike.values():
-        w1 = [shard.matching(own.get(id(e.w1), e.w1), e.w2) for e in some]
+        w1 = [e.part_of(own.get(id(e.w1), e.w1)) for e in some]
         w2 = [shard.local(e.w2 if swap is None else swap.value(e, MAIN)) for e in some]
         here = torch.stack([arithmetic.distance(w1, w2), arithmetic.norm(w1)]).square()
         squares += shard.summed(here, some[0].spread).cpu()

@@ -14,7 +14,7 @@ from torchbelay.physics.readouts import Readout
 
 from .average import Entry, WholeAverage, local_parts
 from .readout import Reading
-from .shard import is_sharded, loaded, local, matching, reshard, with_local
+from .shard import is_sharded, loaded, local, reshard, with_local
 from .signals import signals_held
 from .swapped_buffers import Buffers, Change, fitting
 
@@ -87,7 +87,7 @@ class Swap:
         """Put the average into the model."""
         entries = self.average.entries.values()
         if self._reading is not None:
-            homes = {id(e.w1): matching(self._homes[id(e.w1)], e.w2) for e in entries}
+            homes = {id(e.w1): e.part_of(self._homes[id(e.w1)]) for e in entries}
             self._reading.write(homes, self.weights, lambda e: e.w2)
         elif self._trade is not None:
             self._trade.go()
