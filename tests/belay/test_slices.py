@@ -113,6 +113,43 @@ def test_a_captured_step_is_refused_if_the_average_pulls(group, monkeypatch: pyt
         assert all(torch.equal(t, before[name]) or not t.isfinite().all() for name, t in model.state_dict().items())
 
 
+def lost(everything: Tensor, mine: Tensor, group: Any) -> None:
+    raise RuntimeError("connection lost")
+
+
+def test_weights_come_back_if_the_ranks_cannot_gather_an_average(group, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA, shard=group)
+    step(model, optimizer, 0)
+    before, average = copy.deepcopy(model.state_dict()), local(belay, "average")
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "_all_gather", lost)
+        with pytest.raises(RuntimeError, match="connection lost"), belay.averaged():
+            pytest.fail("the block is not entered")
+    assert equal(model.state_dict(), before, "foreach")
+    assert equal(local(belay, "average"), average, "foreach")
+    with torch.inference_mode(), belay.averaged():
+        assert equal(own(model.state_dict(), belay), average, "foreach")
+    assert equal(model.state_dict(), before, "foreach")
+    step(model, optimizer, 1)
+
+
+def test_a_step_whose_weights_could_not_be_gathered_is_not_built_upon(group, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, BELAY, shard=group)
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "_all_gather", lost)
+        with pytest.raises(RuntimeError, match="connection lost"):
+            step(model, optimizer, 0)
+    with pytest.raises(RuntimeError, match="the last step was stopped"):
+        step(model, optimizer, 1)
+    belay.reset()
+    step(model, optimizer, 1)
+    assert belay.step == 1
+
+
 def test_what_a_parameter_had_is_let_go_with_it(group) -> None:
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
