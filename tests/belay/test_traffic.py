@@ -54,7 +54,8 @@ def test_messages_are_bounded_and_hold_every_tensor_once_in_order() -> None:
     assert all(slot % traffic.ALIGNMENT == 0 for slot in slots)
 
 
-def test_watching_nothing_sends_nothing() -> None:
+def test_what_is_empty_is_not_sent_and_a_single_number_is() -> None:
     assert traffic.gathered([], 4, 4) == (0, 0, 0)
-    assert traffic.gathered([(), (0, 3)], 4, 4) == (0, 0, 0)
+    assert traffic.gathered([(0, 3)], 4, 4) == (0, 0, 0)
+    assert traffic.gathered([()], 4, 4) == (1, traffic.ALIGNMENT, 3 * traffic.ALIGNMENT)
     assert traffic.stored([()], 4, 4) == 4  # a number is whole on every rank

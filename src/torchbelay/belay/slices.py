@@ -6,6 +6,7 @@ average and the same slice of the weights, a view. If the average pulls, the ran
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -129,13 +130,13 @@ class Slices:
 
     def _exchange(self, wholes: list[Tensor], slots: list[int], device: torch.device) -> None:
         """Send one message, and write what came from all ranks."""
-        starts = [sum(slots[:i]) for i in range(len(slots))]
+        *starts, size = accumulate(slots, initial=0)
         there = self._talking(device)
-        mine = torch.empty(sum(slots), dtype=torch.uint8, device=there)
+        mine = torch.empty(size, dtype=torch.uint8, device=there)
         slices = [self.slice_of(whole) for whole in wholes]
         sent = [_read(mine, start, t.shape, t.dtype) for start, t in zip(starts, slices, strict=True)]
         torch._foreach_copy_(sent, slices)
-        everything = torch.empty((self.ranks, sum(slots)), dtype=torch.uint8, device=there)
+        everything = torch.empty((self.ranks, size), dtype=torch.uint8, device=there)
         _all_gather(everything.view(-1), mine, group=self.group)
         to: list[Tensor] = []
         source: list[Tensor] = []
@@ -146,9 +147,13 @@ class Slices:
         torch._foreach_copy_(to, source)
 
     def _rows(self, whole: Tensor, everything: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return the ranks' slices of a tensor with the messages that have them: those of equal size together."""
+        """Return the ranks' slices of a tensor with the messages that have them: those of equal size together.
+
+        What is not cut is that of the first rank: ranks may have rounded it at random.
+        """
         d = traffic.dimension(whole.shape, self.ranks)
-        assert d is not None
+        if d is None:
+            return [(whole, everything[0])]
         size = whole.shape[d]
         rows = traffic.chunk(size, self.ranks, 0)[1]
         full, left = divmod(size, rows)
@@ -208,4 +213,5 @@ def _where(t: Tensor) -> tuple[Any, ...]:
 def _facts(weights: list[Tensor]) -> list[Any]:
     """Return what the views of weights depend on; strides, which make a tuple each, only if they are unusual."""
     unusual = [t.stride() for t in weights if not t.is_contiguous()]
-    return [*map(Tensor.data_ptr, weights), *map(_dtype, weights), *map(_shape, weights), *unusual]
+    where = [*map(Tensor.data_ptr, weights), *map(Tensor.get_device, weights)]
+    return [*where, *map(_dtype, weights), *map(_shape, weights), *unusual]

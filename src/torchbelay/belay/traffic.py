@@ -71,14 +71,12 @@ def stored(shapes: Iterable[Shape], ranks: int, itemsize: int) -> int:
 
 
 def slot(shape: Shape, ranks: int, itemsize: int) -> int:
-    """Return the bytes that a tensor takes in the message of a rank; 0 if it is not cut."""
-    if dimension(shape, ranks) is None:
-        return 0
+    """Return the bytes that a tensor takes in the message of a rank; every rank sends a single number, too."""
     return -(-largest_slice(shape, ranks) * itemsize // ALIGNMENT) * ALIGNMENT
 
 
 def buckets(slots: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return which tensors, by their places, go into each message; tensors without a slot go into none.
+    """Return which tensors, by their places, go into each message; empty tensors go into none.
 
     >>> buckets([1 << 20, 0, 1 << 26, 1 << 20], ranks=4)
     [[0], [2], [3]]

@@ -221,6 +221,20 @@ def tensors_of_every_kind_are_shared(folder: Path) -> None:
         assert all(map(same, *found)), (method, dtype, impl)
 
 
+@on(2)
+def a_number_that_is_not_cut_is_that_of_the_first_rank_after_a_pull(folder: Path) -> None:
+    """Ranks that round at random would drift apart in what each of them moves by itself."""
+    model = nn.ParameterDict({"number": torch.ones(()), "row": torch.ones(3)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tb.Belay(model, optimizer, BELAY, shard=world())
+    model["number"].data += 1e-6 * dist.get_rank()
+    push(model, 0)
+    optimizer.step()
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, model["number"].item())
+    assert len(set(everybody)) == 1
+
+
 @on(2, 3)
 def a_model_that_is_moved_cast_or_laid_out_anew_takes_its_slices_along(folder: Path) -> None:
     found = []
