@@ -6,10 +6,11 @@ its slices into a message, and every message reaches all ranks.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-Shape = Sequence[int]
+Shape = tuple[int, ...]
 
 BUCKET = 1 << 26  # bytes of weights that one message of all ranks carries, unless one tensor has more
 ALIGNMENT = 16  # bytes: each slice begins at a multiple of this in its message
@@ -35,6 +36,7 @@ def chunk(size: int, ranks: int, rank: int) -> tuple[int, int]:
     return start, min(rows, size - start)
 
 
+@lru_cache(maxsize=4096)  # a step asks again for every tensor
 def dimension(shape: Shape, ranks: int) -> int | None:
     """Return the dimension along which a tensor is cut; None if every rank keeps all of it, because it has no rows.
 
@@ -70,6 +72,7 @@ def stored(shapes: Iterable[Shape], ranks: int, itemsize: int) -> int:
     return sum(largest_slice(shape, ranks) for shape in shapes) * itemsize
 
 
+@lru_cache(maxsize=4096)
 def slot(shape: Shape, ranks: int, itemsize: int) -> int:
     """Return the bytes that a tensor takes in the message of a rank; every rank sends a single number, too."""
     return -(-largest_slice(shape, ranks) * itemsize // ALIGNMENT) * ALIGNMENT
