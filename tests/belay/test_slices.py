@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchbelay as tb
 from helpers import seams
-from torchbelay.belay import agreement, slices
+from torchbelay.belay import agreement, gathering
 
 RANK, RANKS = 1, 3
 BELAY, EMA = tb.Spring(k=1.0, m1=10.0, m2=20.0), tb.Spring.ema(decay=0.9)
@@ -32,7 +32,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         rows[RANK] = mine
 
     monkeypatch.setattr(agreement, "_everybody", lambda group, mine: [mine] * RANKS)
-    monkeypatch.setattr(slices, "_all_gather", gather)
+    monkeypatch.setattr(gathering, "_all_gather", gather)
     dist.init_process_group("fake", rank=RANK, world_size=RANKS, store=FakeStore())
     yield dist.group.WORLD
     dist.destroy_process_group()
@@ -124,7 +124,7 @@ def test_weights_come_back_if_the_ranks_cannot_gather_an_average(group, monkeypa
     step(model, optimizer, 0)
     before, average = copy.deepcopy(model.state_dict()), local(belay, "average")
     with monkeypatch.context() as patch:
-        patch.setattr(slices, "_all_gather", lost)
+        patch.setattr(gathering, "_all_gather", lost)
         with pytest.raises(RuntimeError, match="connection lost"), belay.averaged():
             pytest.fail("the block is not entered")
     assert equal(model.state_dict(), before, "foreach")
@@ -140,7 +140,7 @@ def test_a_step_whose_weights_could_not_be_gathered_is_not_built_upon(group, mon
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     belay = tb.Belay(model, optimizer, BELAY, shard=group)
     with monkeypatch.context() as patch:
-        patch.setattr(slices, "_all_gather", lost)
+        patch.setattr(gathering, "_all_gather", lost)
         with pytest.raises(RuntimeError, match="connection lost"):
             step(model, optimizer, 0)
     with pytest.raises(RuntimeError, match="the last step was stopped"):
