@@ -18,10 +18,11 @@ from torchbelay.physics.readouts import Readout
 
 from . import export, files, modules, stats
 from .agreement import agreement
-from .average import MAIN, Rule, as_rule, average_dtype
+from .average import MAIN, average_dtype
 from .belay import Belay
 from .options import check_dtype
 from .pieces import Piece, PieceModel, changed, cut, saved, whole
+from .rules import Rule, as_rule
 
 # Arguments of Belay that are refused, and why.
 _UNUSED = {

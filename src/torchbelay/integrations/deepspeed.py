@@ -24,9 +24,9 @@ from torch.optim import Optimizer
 
 from torchbelay.belay import modules, pieces
 from torchbelay.belay.agreement import agreement
-from torchbelay.belay.average import Rule
 from torchbelay.belay.pieces import Piece
 from torchbelay.belay.piecewise import PiecewiseBelay
+from torchbelay.belay.rules import Rule
 from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn
 
