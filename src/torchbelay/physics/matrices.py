@@ -1,6 +1,7 @@
-"""Arithmetic on matrices of two or three rows, in plain numbers: products, powers, equations."""
+"""Arithmetic on matrices of two or three rows, in plain numbers: products, repeated steps, equations."""
 
 from collections.abc import Sequence
+from operator import add
 
 Vector = tuple[float, ...]
 Matrix = tuple[Vector, ...]  # rows
@@ -17,8 +18,19 @@ def product(m: Matrix, n: Matrix) -> Matrix:
     >>> product(((1.0, 2.0), (0.0, 1.0)), ((1.0, 0.0), (3.0, 1.0)))
     ((7.0, 2.0), (3.0, 1.0))
     """
-    columns = tuple(zip(*n, strict=True))
-    return tuple(tuple(sum(x * y for x, y in zip(row, column, strict=True)) for column in columns) for row in m)
+    if len(m) == 2:  # written out: loops take five times as long
+        (a, b), (c, d) = m
+        (e, f), (g, h) = n
+        return (a * e + b * g, a * f + b * h), (c * e + d * g, c * f + d * h)
+    x, y, z = n
+    return tuple(
+        (
+            a * x[0] + b * y[0] + c * z[0],
+            a * x[1] + b * y[1] + c * z[1],
+            a * x[2] + b * y[2] + c * z[2],
+        )
+        for a, b, c in m
+    )
 
 
 def congruence(m: Matrix, s: Matrix) -> Matrix:
@@ -31,27 +43,40 @@ def outer(v: Sequence[float]) -> Matrix:
     return tuple(tuple(x * y for y in v) for x in v)
 
 
-def total(m: Matrix, n: Matrix, factor: float = 1.0) -> Matrix:
-    """Return M + factor·N."""
-    return tuple(tuple(x + factor * y for x, y in zip(a, b, strict=True)) for a, b in zip(m, n, strict=True))
+def total(m: Matrix, n: Matrix) -> Matrix:
+    """Return M + N."""
+    return tuple(tuple(map(add, a, b)) for a, b in zip(m, n, strict=True))
 
 
-def power(m: Matrix, n: int) -> Matrix:
-    """Return Mⁿ by repeated squaring.
+def repeat(m: Matrix, q: Matrix, n: int) -> tuple[Matrix, Matrix]:
+    """Return n steps of M with noise Q as one: Mⁿ and Σ Mʲ·Q·(Mʲ)ᵀ for j < n, by doubling.
 
-    >>> power(((1.0, 1.0), (0.0, 1.0)), 1000)
-    ((1.0, 1000.0), (0.0, 1.0))
+    >>> repeat(((1.0, 1.0), (0.0, 1.0)), ((0.0, 0.0), (0.0, 1.0)), 3)
+    (((1.0, 3.0), (0.0, 1.0)), ((5.0, 3.0), (3.0, 3.0)))
     """
-    found: Matrix | None = None
-    while True:
-        if n & 1:
-            found = m if found is None else product(m, found)
-        n >>= 1
-        if n == 0:
-            break
-        m = product(m, m)
-    assert found is not None, "n is at least 1"
-    return found
+    if len(m) == 2:
+        return _repeat_two(m, q, n)
+    power, noise = m, q
+    for bit in f"{n:b}"[1:]:
+        power, noise = product(power, power), total(noise, congruence(power, noise))
+        if bit == "1":
+            power, noise = product(m, power), total(q, congruence(m, noise))
+    return power, noise
+
+
+def _repeat_two(m: Matrix, q: Matrix, n: int) -> tuple[Matrix, Matrix]:
+    """Return what `repeat` does for two rows, written out: searches call it ten thousands of times."""
+    (m11, m12), (m21, m22) = (a, b), (c, d) = m
+    (q11, q12), (_, q22) = (s, t), (_, u) = q
+    for bit in f"{n:b}"[1:]:
+        x, y, z, w = a * s + b * t, a * t + b * u, c * s + d * t, c * t + d * u
+        s, t, u = s + x * a + y * b, t + x * c + y * d, u + z * c + w * d
+        a, b, c, d = a * a + b * c, b * (a + d), c * (a + d), b * c + d * d
+        if bit == "1":
+            x, y, z, w = m11 * s + m12 * t, m11 * t + m12 * u, m21 * s + m22 * t, m21 * t + m22 * u
+            s, t, u = q11 + x * m11 + y * m12, q12 + x * m21 + y * m22, q22 + z * m21 + w * m22
+            a, b, c, d = m11 * a + m12 * c, m11 * b + m12 * d, m21 * a + m22 * c, m21 * b + m22 * d
+    return ((a, b), (c, d)), ((s, t), (t, u))
 
 
 def solve(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
