@@ -341,7 +341,7 @@ class Spring:
         """Return the largest learning rate at which SGD with this spring is stable on a quadratic of this curvature.
 
         Velocity-free: 2(α+β)/(α(1+β))/h. With velocities: the rate at which a mode first leaves the unit circle.
-        `momentum` is Adam's β1, or SGD's momentum with as much dampening (see `Coupling.max_stable_lr`).
+        `momentum`: as for `Coupling.max_stable_lr`.
 
         >>> round(Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0).max_stable_lr(curvature=1.0), 3)
         0.471
@@ -353,9 +353,5 @@ class Spring:
         return self._modes.with_momentum(beta).first_crossing() / h if self.is_stable else 0.0
 
     def explain(self) -> str:
-        """Return a paragraph in plain words: the kind of spring, its memory, its learning rate, what to change.
-
-        >>> print(Spring.ema(decay=0.999).explain())
-        An ordinary average (EMA with decay 0.999): it watches the weights and never pulls them. ...
-        """
+        """Return a paragraph in plain words: the kind of spring, its memory, its learning rate, what to change."""
         return explain(self)
