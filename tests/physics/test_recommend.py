@@ -95,6 +95,22 @@ def test_what_is_doubtful_is_said() -> None:
     assert "\n\nWarning: it rains.\n\n" in said
 
 
+def test_if_there_is_nothing_to_average_it_says_so() -> None:
+    advice = recommend(50, curvatures=[1.0, 0.5], noise=0.0, beta1=0.5, near=0.01)
+    assert "An average is of no use here" in advice.explain()
+    assert "reaches back" not in advice.explain()
+
+
+def test_near_a_known_rate_it_stays_within_a_factor_of_3_and_says_so() -> None:
+    free = recommend(500, curvatures=THREE, noise=0.2, batch=1)
+    for known in (free.lr / 50, free.lr * 0.8, free.alternatives["EMA"].limit * 0.9):
+        advice = recommend(500, curvatures=THREE, noise=0.2, batch=1, near=known)
+        assert known / 3.001 <= advice.lr <= 3.001 * known
+        said = any("further from the run's" in warning for warning in advice.warnings)
+        assert said is (known == free.lr / 50)
+    assert advice.loss.total == pytest.approx(free.loss.total, rel=0.1)
+
+
 def test_the_words_have_the_numbers() -> None:
     advice = recommend(800, curvatures=THREE, noise=0.02, batch=1, beta1=0.9)
     said, best, ema = advice.explain(), advice.best, advice.alternatives["EMA"]
@@ -125,6 +141,7 @@ def test_an_attractive_spring_is_never_better_than_ema_on_these() -> None:
         ({"steps": 1.5}, TypeError, "^steps=1.5 is not a whole number"),
         ({"beta1": 1.0}, ValueError, "^beta1=1.0 "),
         ({"lr": 0.0}, ValueError, "^lr=0.0 "),
+        ({"near": -1.0}, ValueError, "^near=-1.0 "),
         ({"curvatures": []}, ValueError, "has no curvature"),
         ({"noise": -1.0}, ValueError, "^noise=-1.0 "),
     ],

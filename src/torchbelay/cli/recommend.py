@@ -83,7 +83,7 @@ def _advice(args: argparse.Namespace) -> Advice:
     if extra:
         raise ValueError(f"--from-run finds these by itself; leave out --{', --'.join(extra)}")
     found = fit_run(_read(args.from_run), decay=args.decay, beta1=args.beta1)
-    return recommend(args.steps, curvatures=found.problem, beta1=args.beta1, caveats=found.caveats)
+    return recommend(args.steps, curvatures=found.problem, beta1=args.beta1, near=found.lr, caveats=found.caveats)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ CLEAR = 0.75  # θ stays above this share of the floor
 SIMPLER = 1.03  # an EMA is recommended if its loss is at most this many times the best
 AROUND = 1.15  # the search judges a learning rate by the rates this many times smaller and larger: no knife's edge
 WITHIN = 1.1  # the range of learning rates: those whose loss is at most this many times that of the best
+NEAR = 3.0  # how many times smaller or larger than the rate of a run the advice from that run may be
 _THETAS = (-0.85, -0.6, -0.4, -0.2, 0.0, 0.3)  # where the search begins
 _FREE_BETA = 0.9  # of schedule-free averaging
 _FINEST = 1.04  # the search ends when neighbours differ by this factor
@@ -97,6 +98,7 @@ def recommend(
     batch: float = 128.0,
     start: float = 1.0,
     lr: float | None = None,
+    near: float | None = None,
     caveats: Sequence[str] = (),
 ) -> Advice:
     """Return θ, the averaging rate and the learning rate for a run of `steps` steps, with reasons.
@@ -110,6 +112,7 @@ def recommend(
         batch: examples per step.
         start: the loss above its minimum at the beginning.
         lr: the learning rate that is best for an EMA, if you know it; rates of the advice are then relative to it.
+        near: the learning rate of the run that the curvatures are known from; the advice stays within a factor of 3.
         caveats: warnings to add, of what made the curvatures.
 
     >>> advice = recommend(2000, beta1=0.9, lr=3e-4)
@@ -125,14 +128,20 @@ def recommend(
     else:
         problem = Quadratic.of(curvatures, start=start, noise=noise, batch=batch)
     small = problem.merged(MOST)
-    found = _search(small, count, beta)
+    known = 0.0 if near is None else arguments.number("near", near, low=0)
+    found = _search(small, count, beta, known)
     ema, free = found[0.0], _tune_free(small, count)
-    candidates = [*found.values(), *([] if beta else [free])]  # schedule-free takes the place of the momentum
+    candidates = [*found.values(), *([] if beta or known else [free])]  # schedule-free takes the place of the momentum
     least = min(each.loss.total for each in candidates)
     if not math.isfinite(least):
         raise OverflowError("the losses of this quadratic are not finite; use moderate curvatures, noise and start")
     best = next(each for each in (ema, *candidates) if each.loss.total <= (SIMPLER if each is ema else 1) * least)
     warnings = [*caveats, *_warnings(small, best, count, curvatures is None and lr is None)]
+    if known and not known / NEAR * AROUND < best.lr < known * NEAR / AROUND:
+        warnings.append(
+            f"On this quadratic a learning rate further from the run's {known:.3g} would be better still, but the run "
+            "says little about it. Run again at the recommended rate, and ask again."
+        )
     alternatives = {"EMA": ema, "schedule-free": free}
     if lr is not None:
         scale = arguments.number("lr", lr, low=0) / ema.lr
@@ -144,11 +153,16 @@ def recommend(
 # The search ----------------------------------------------------------------------------------------------------------
 
 
-def _search(problem: Quadratic, steps: int, beta: float) -> dict[float, Setting]:
-    """Return the best settings that were found, by their θ; 0 is always among them."""
+def _search(problem: Quadratic, steps: int, beta: float, known: float) -> dict[float, Setting]:
+    """Return the best settings that were found, by their θ; 0 is always among them.
+
+    If a learning rate is known, the search stays near it.
+    """
 
     def loss(theta: float, c: float, lr: float) -> float:
         if not (1e-9 < c < 1 and theta >= CLEAR * theta_floor(beta, c)):
+            return math.inf
+        if known and not known / NEAR <= lr <= known * NEAR:
             return math.inf
         coupling = centred(theta, c).coupling(1, lr)
         return sum(problem.loss(coupling, each, steps, beta).total for each in (lr * AROUND, lr / AROUND)) / 2
@@ -160,7 +174,7 @@ def _search(problem: Quadratic, steps: int, beta: float) -> dict[float, Setting]
             c /= 2
         if theta < CLEAR * theta_floor(beta, c):
             continue
-        lr = 0.2 * stable_range(centred(theta, c).coupling(1, 0.1), beta) / problem.largest
+        lr = known or 0.2 * stable_range(centred(theta, c).coupling(1, 0.1), beta) / problem.largest
         rate, eta = _descend(lambda c, lr, theta=theta: loss(theta, c, lr), (c, lr))
         found[theta] = (loss(theta, rate, eta), rate, eta)
     theta = min(found, key=lambda each: found[each])

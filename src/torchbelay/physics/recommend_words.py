@@ -12,7 +12,10 @@ def explain(advice: "Advice") -> str:
     """Return the advice as paragraphs; `Advice.explain()` calls this."""
     parts = [_what(advice), _why(advice), _range(advice), _comparison(advice)]
     parts += [f"Warning: {warning}" for warning in advice.warnings]
-    parts.append("All of this is exact for a quadratic with noisy gradients. A network decides: try it beside an EMA.")
+    parts.append(
+        "All of this is exact for a quadratic with noisy gradients. A network decides: its curvature drifts, which "
+        "favours shorter averages. Try two and four times the averaging rate as well, and an EMA beside it."
+    )
     return "\n\n".join(parts)
 
 
@@ -45,10 +48,15 @@ def _why(advice: "Advice") -> str:
     if not isinstance(method, centred):
         return f"{said[0]} Gradients are taken near the average of all weights so far, which needs no averaging rate."
     span = 1 / _rate(advice.best)
-    said.append(
-        f"The average reaches back over about {span:,.0f} steps, {span / advice.steps:.0%} of the run: with a longer "
-        "memory more of the start would be left, with a shorter one more of the noise."
-    )
+    if span < 2:
+        said.append(
+            "An average is of no use here: the noise is too small, or the learning rate too low for it to matter."
+        )
+    else:
+        said.append(
+            f"The average reaches back over about {span:,.0f} steps, {span / advice.steps:.0%} of the run: with a longer "
+            "memory more of the start would be left, with a shorter one more of the noise."
+        )
     theta = method.theta
     assert isinstance(theta, float)
     if theta == 0:
