@@ -119,10 +119,11 @@ class Coupling:
         return convergence.quadratic_rate(self, curvatures, lr, momentum)
 
     def convergence_bound(self, curvatures: tuple[float, float], lr: float, momentum: float = 0.0) -> float:
-        """Return a factor that is proved for every smooth function whose curvatures lie between these two.
+        """Return the factor per step that is proved for smooth functions whose curvatures lie between these two.
 
-        For an attractive spring (θ ≥ 0) without momentum it is `convergence_rate`. Otherwise it may be larger, and it
-        is infinite if nothing could be proved. `docs/theory.md` has the theorems.
+        Every factor above it holds for every such function. For an attractive spring (θ ≥ 0) without momentum it is
+        `convergence_rate`. Otherwise it may be larger, and it is infinite if nothing could be proved. `docs/theory.md`
+        has the theorems.
 
         >>> from torchbelay import Spring
         >>> belay = Spring(k=1.0, m1=10.0, m2=20.0).coupling()

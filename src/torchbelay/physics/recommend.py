@@ -22,7 +22,7 @@ CLEAR = 0.75  # θ stays above this share of the floor
 SIMPLER = 1.03  # an EMA is recommended if its loss is at most this many times the best
 AROUND = 1.15  # the search judges a learning rate by the rates this many times smaller and larger: no knife's edge
 WITHIN = 1.1  # the range of learning rates: those whose loss is at most this many times that of the best
-NEAR = 3.0  # how many times smaller or larger than the rate of a run the advice from that run may be
+NEAR = 2.0  # how many times smaller or larger than the rate of a run the advice from that run may be
 _THETAS = (-0.85, -0.6, -0.4, -0.2, 0.0, 0.3)  # where the search begins
 _FREE_BETA = 0.9  # of schedule-free averaging
 _FINEST = 1.04  # the search ends when neighbours differ by this factor
@@ -112,7 +112,7 @@ def recommend(
         batch: examples per step.
         start: the loss above its minimum at the beginning.
         lr: the learning rate that is best for an EMA, if you know it; rates of the advice are then relative to it.
-        near: the learning rate of the run that the curvatures are known from; the advice stays within a factor of 3.
+        near: the learning rate of the run that the curvatures are known from; the advice stays within a factor of 2.
         caveats: warnings to add, of what made the curvatures.
 
     >>> advice = recommend(2000, beta1=0.9, lr=3e-4)

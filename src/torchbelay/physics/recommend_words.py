@@ -54,8 +54,8 @@ def _why(advice: "Advice") -> str:
         )
     else:
         said.append(
-            f"The average reaches back over about {span:,.0f} steps, {span / advice.steps:.0%} of the run: with a longer "
-            "memory more of the start would be left, with a shorter one more of the noise."
+            f"The average reaches back over about {span:,.0f} steps, {span / advice.steps:.0%} of the run: with a "
+            "longer memory more of the start would be left, with a shorter one more of the noise."
         )
     theta = method.theta
     assert isinstance(theta, float)
