@@ -59,6 +59,20 @@ def step_torch_ema(model: nn.ParameterList) -> Candidate:
     return Candidate("torch AdamW, then AveragedModel (EMA)", model, run, list(averaged.parameters()), EMA.coupling())
 
 
+def step_timm(model: nn.ParameterList) -> Candidate:
+    from timm.utils import ModelEmaV3
+
+    optimizer, ema = adamw(model), ModelEmaV3(model, decay=DECAY)
+
+    def run() -> None:
+        optimizer.step()
+        ema.update(model)
+
+    return Candidate(
+        "torch AdamW, then timm ModelEmaV3", model, run, list(ema.module.parameters()), EMA.coupling(), 0, [ema]
+    )
+
+
 def step_naive(model: nn.ParameterList) -> Candidate:
     optimizer, w2 = adamw(model), [p.detach().clone() for p in model]
 
@@ -83,6 +97,16 @@ def step_belay(name: str, method: tb.Spring, kind: Any, nbytes: int = 0, **optio
     return make
 
 
+def step_24_bits(model: nn.ParameterList) -> Candidate:
+    """Its averages are no tensors that could be compared; the weights are."""
+    if "bits" not in tb.options.Options.__dataclass_fields__:
+        raise ImportError("this version has no 24-bit averages")
+    optimizer = adamw(model, optim.AdamW)
+    belay = tb.Belay(model, optimizer, EMA, bits=24)
+    name = "torchbelay AdamW with EMA in 24 bits, one pass"
+    return Candidate(name, model, optimizer.step, [], EMA.coupling(), 34, [belay])
+
+
 STEPS: list[Make] = [
     alone,
     step_torch_ema,
@@ -91,6 +115,17 @@ STEPS: list[Make] = [
     step_naive,
     step_belay("torchbelay AdamW with EMA, one pass", EMA, optim.AdamW, 36),
     step_belay("torchbelay AdamW with BELAY, one pass", SPRING, optim.AdamW, 36),
+]
+
+
+# What most users choose between: an EMA beside AdamW
+CHOICES: list[Make] = [
+    alone,
+    step_torch_ema,
+    step_timm,
+    step_belay("torch AdamW, torchbelay EMA", EMA, torch.optim.AdamW),
+    step_belay("torchbelay AdamW with EMA, one pass", EMA, optim.AdamW, 36),
+    step_24_bits,
 ]
 
 
