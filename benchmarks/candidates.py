@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +40,24 @@ def _live(belay: tb.Belay) -> list[Tensor]:
     return list(belay.state_dict()["averages"]["average"]["weights"].values())
 
 
+def timm_class() -> Any:
+    """timm's ModelEmaV3; its file alone if timm cannot be imported, as without torchvision."""
+    try:
+        from timm.utils import ModelEmaV3
+    except ImportError:
+        found = find_spec("timm")
+        if found is None or found.origin is None:
+            raise
+        path = Path(found.origin).parent / "utils" / "model_ema.py"
+        spec = spec_from_file_location("timm_model_ema", path)
+        if spec is None or spec.loader is None:
+            raise
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.ModelEmaV3
+    return ModelEmaV3
+
+
 # Whole steps: AdamW(fused=True), then the average
 
 
@@ -60,9 +80,7 @@ def step_torch_ema(model: nn.ParameterList) -> Candidate:
 
 
 def step_timm(model: nn.ParameterList) -> Candidate:
-    from timm.utils import ModelEmaV3
-
-    optimizer, ema = adamw(model), ModelEmaV3(model, decay=DECAY)
+    optimizer, ema = adamw(model), timm_class()(model, decay=DECAY)
 
     def run() -> None:
         optimizer.step()
@@ -147,9 +165,7 @@ def torch_ema(model: nn.ParameterList) -> Candidate:
 
 
 def timm_ema(model: nn.ParameterList) -> Candidate:
-    from timm.utils import ModelEmaV3
-
-    ema = ModelEmaV3(model, decay=DECAY)
+    ema = timm_class()(model, decay=DECAY)
     return Candidate(
         "timm ModelEmaV3", model, lambda: ema.update(model), list(ema.module.parameters()), EMA.coupling(), 12
     )

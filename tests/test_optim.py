@@ -667,7 +667,7 @@ def test_a_gradient_is_compared_with_its_own_weights_whichever_others_have_none(
         for step in range(4):
             for i, p in enumerate(model):
                 gradient = torch.randn(4, 4, generator=drawn).to(WHERE)
-                missing = step == 2 and i == 1 or step == 3 and i == 0
+                missing = (step, i) in ((2, 1), (3, 0))
                 p.grad = None if missing else gradient.t().contiguous().t() if i == 0 or step == 3 else gradient
             optimizer.step()
         return [*map(Tensor.detach, model), *belay.average_state_dict().values()]

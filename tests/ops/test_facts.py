@@ -115,17 +115,24 @@ def test_no_tensor_is_kept_alive() -> None:
     assert [each() for each in gone] == [None] * 3
 
 
-def test_tensors_that_torch_cannot_compare_are_looked_at_one_by_one() -> None:
-    class Refusing:
+@pytest.mark.parametrize("how", ["raising", "denying"])
+def test_tensors_that_torch_cannot_compare_are_looked_at_one_by_one(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Guards:
         def __init__(self, *tensors: Tensor, **options: object) -> None:
-            raise RuntimeError("no strides")
+            made.append(tensors)
+            if how == "raising":
+                raise RuntimeError("no strides")
+
+        def check(self, *tensors: Tensor) -> bool:
+            return False
 
     asked = Asked(lambda now: True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts, "TensorGuards", Refusing)
-        assert asked.fact(some())
-        assert asked.fact(some())
-    assert asked.count == 2
+    monkeypatch.setattr(facts, "TensorGuards", Guards)
+    assert all(asked.fact(some()) for _ in range(3))
+    assert asked.count == 3
+    assert len(made) == 1  # it is tried once
 
 
 def test_torch_has_the_guards_that_make_it_fast() -> None:

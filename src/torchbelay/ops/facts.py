@@ -1,23 +1,25 @@
-"""Facts about tensors that are found once, and then asked for at every step: is it still true?"""
+"""Facts about tensors that are found out once, and looked at again before every step: are they still true?"""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
-try:  # torch's own, and not for everybody: without it facts are looked at one by one
-    from torch._C._dynamo.guards import TensorGuards  # type: ignore[import-not-found,unused-ignore]
-except ImportError:
-    TensorGuards = None
+TensorGuards: Any = None
+with suppress(ImportError, AttributeError):  # torch's own, and not promised: without it facts are found out every time
+    from torch._C._dynamo import guards
+
+    TensorGuards = guards.TensorGuards
 
 
 class Fact:
     """Something that follows from the types, dtypes, devices, sizes and strides of tensors.
 
-    `holds` finds it out, which takes a loop over the tensors for each thing that it looks at. As long as the tensors are
-    alike to those of the last time, there is no need to: one call of C++, which torch's compiler has for its guards,
-    compares all of them. That call may also say that tensors are not alike if they are, for instance within autocast
-    and outside of it. So only its yes is an answer.
+    `holds` finds it out, in a loop over the tensors for each thing that it looks at. If the tensors are alike to those
+    of the last time, there is no need to. One call of C++, which torch's compiler has for its guards, compares all of
+    them. That call also looks at things that do not matter here, such as `requires_grad`. So its yes is an answer, and
+    its no is none.
 
     >>> import torch
     >>> flat = Fact(lambda tensors: all(t.dim() == 1 for t in tensors))
@@ -29,6 +31,7 @@ class Fact:
         self._holds = holds
         self._guards: Any = None
         self._count = 0
+        self._comparable = True  # torch can compare these tensors
 
     def __call__(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the fact holds for these tensors."""
@@ -37,15 +40,18 @@ class Fact:
         self._guards = None
         if not self._holds(tensors):
             return False
-        self._guards, self._count = _guards(tensors), len(tensors)
+        if self._comparable and tensors:
+            self._guards, self._count = _guards(tensors), len(tensors)
+            self._comparable = self._guards is not None
         return True
 
 
 def _guards(tensors: Sequence[Tensor]) -> Any:
     """Return what compares tensors with these, without keeping them alive; None if there is no such thing."""
-    if TensorGuards is None or not tensors:
+    if TensorGuards is None:
         return None
     try:
-        return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        found = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        return found if found.check(*tensors) else None  # not so if one of them is there twice
     except (TypeError, RuntimeError):  # another version of torch, or tensors that have no strides
         return None

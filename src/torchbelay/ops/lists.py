@@ -35,7 +35,7 @@ class ListBackend:
 
     def is_current(self) -> bool:
         """Whether the weights have the devices, dtypes and sizes that were remembered."""
-        return self._are_alike(self._weights)
+        return not self._weights or self._are_alike(self._weights)
 
     def follows_schedule(self, group: TensorGroup) -> bool:
         """False: the host knows the numbers."""
@@ -83,5 +83,5 @@ class PreparedLists:
                 self._backend.move(group, motion, copy, keep)
 
 
-def _facts(tensors: Tensors) -> list[Any]:
+def _facts(tensors: Sequence[Tensor]) -> list[Any]:
     return [*map(_dtype, tensors), *map(Tensor.numel, tensors), *map(Tensor.get_device, tensors)]

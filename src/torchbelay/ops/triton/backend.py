@@ -41,7 +41,7 @@ class Triton:
         self._others.remember(group for group, yes in self._fits.items() if not yes)
 
     def is_current(self) -> bool:
-        """Whether the weights are what they were when that was decided; passes look whether they are where they were."""
+        """Whether the weights are what they were when that was decided; passes look where they are."""
         return self._known.are_alike() and self._others.is_current()
 
     def follows_schedule(self, group: TensorGroup) -> bool:

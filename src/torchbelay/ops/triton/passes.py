@@ -54,7 +54,7 @@ class Pass:
         return PreparedLaunch(self, copy, count.on(self.table.device))
 
     def find(self) -> tuple[Table, StandIns]:
-        """Look where the weights are now, and return their table, with stand-ins for those that are laid out otherwise."""
+        """Return the table of the weights where they are now, and stand-ins for those that are laid out otherwise."""
         assert self.table is not None
         if self.table.is_there():
             return self.table, []

@@ -81,38 +81,29 @@ class KnownStates:
 
     def __init__(self, states: Iterable[dict[str, Any]], keys: Sequence[str]) -> None:
         states = list(states)
-        self._columns = [KnownColumn(states, key) for key in keys]
+        self._columns = []
+        for key in keys:
+            tensors = [own.get(key) for own in states]
+            refs = [_nothing if t is None else ref(t) for t in tensors]
+            self._columns.append((key, refs, [_where(t) for t in tensors]))
 
     def are_current(self, states: Iterable[dict[str, Any]]) -> bool:
         """Whether these are the very tensors, where they were: users replace, move and offload them."""
         states = list(states)
-        return all(column.is_current(states) for column in self._columns)
-
-
-class KnownColumn:
-    """What an optimizer keeps under one key."""
-
-    def __init__(self, states: list[dict[str, Any]], key: str) -> None:
-        self._key, self._getter = key, itemgetter(key)
-        tensors = self._of(states)
-        self._refs = [_nothing if t is None else ref(t) for t in tensors]
-        self._addresses = [_where(t) for t in tensors]
-
-    def is_current(self, states: list[dict[str, Any]]) -> bool:
-        """Whether these are the very tensors, where they were."""
-        now = self._of(states)
-        if len(now) != len(self._refs) or not all(map(is_, now, map(call, self._refs))):
-            return False
-        try:
-            return list(map(_address, now)) == self._addresses
-        except TypeError:  # some are None, and some that are None now have died
-            return list(map(_where, now)) == self._addresses
-
-    def _of(self, states: list[dict[str, Any]]) -> list[Any]:
-        try:
-            return list(map(self._getter, states))
-        except KeyError:
-            return [own.get(self._key) for own in states]
+        for key, refs, addresses in self._columns:
+            try:
+                now = list(map(itemgetter(key), states))
+            except KeyError:
+                now = [own.get(key) for own in states]
+            if len(now) != len(refs) or not all(map(is_, now, map(call, refs))):
+                return False
+            try:
+                found = list(map(_address, now))
+            except TypeError:  # some are None, and some that are None now have died
+                found = list(map(_where, now))
+            if found != addresses:
+                return False
+        return True
 
 
 def _nothing() -> None:
