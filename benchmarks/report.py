@@ -135,7 +135,7 @@ def ratios(result: dict[str, Any], part: str) -> str:
     for name in result["models"][models[0]][part]:
         rows = [result["models"][model][part][name] for model in models]
         cells = [f"{row['ratio']:.2f} ({row['low']:.2f} – {row['high']:.2f})" for row in rows]
-        lines.append(f"| {emphasised(name)} | {' | '.join(cells)} |")
+        lines.append(f"| {emphasised(name.removesuffix(', one pass'))} | {' | '.join(cells)} |")  # kernels have that
     return "\n".join(lines)
 
 
@@ -211,7 +211,7 @@ def more_tables() -> dict[str, str]:
         "whole-step": "No run is recorded yet." if whole is None else whole_step(whole),
     }
     if cpu is not None:
-        packages = ("torch", "timm", "ema_pytorch", "torch_ema", "diffusers")
+        packages = ("torch", "timm", "ema-pytorch", "torch-ema", "diffusers")
         run = f"{place(cpu, *packages)}; medians and quartiles of {cpu['rounds']} rounds."
         found |= {"cpu-averages": ratios(cpu, "average"), "cpu-steps": ratios(cpu, "step"), "cpu-run": run}
     return found
