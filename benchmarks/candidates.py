@@ -121,7 +121,7 @@ def step_24_bits(model: nn.ParameterList) -> Candidate:
         raise ImportError("this version has no 24-bit averages")
     optimizer = adamw(model, optim.AdamW)
     belay = tb.Belay(model, optimizer, EMA, bits=24)
-    name = "torchbelay AdamW with EMA in 24 bits, one pass"
+    name = "torchbelay AdamW with EMA of 24 bits, one pass"
     return Candidate(name, model, optimizer.step, [], EMA.coupling(), 34, [belay])
 
 

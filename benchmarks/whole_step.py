@@ -154,7 +154,7 @@ def makes() -> list[Make]:
         with_belay("torchbelay AdamW with EMA, one pass", tb.optim.AdamW),
     ]
     if "bits" in tb.options.Options.__dataclass_fields__:
-        found.append(with_belay("torchbelay AdamW with EMA in 24 bits, one pass", tb.optim.AdamW, bits=24))
+        found.append(with_belay("torchbelay AdamW with EMA of 24 bits, one pass", tb.optim.AdamW, bits=24))
     return found
 
 

@@ -26,9 +26,6 @@ _address, _size, _stride, _is_plain = Tensor.data_ptr, Tensor.numel, Tensor.stri
 _dtype, _device = attrgetter("dtype"), Tensor.get_device
 
 
-StandIns = list[tuple[Tensor, Tensor]]  # weights, and copies of them that are laid out as the weights were
-
-
 class Follower(NamedTuple):
     """An average of one tensor: its memory, and the cohort whose numbers move it."""
 
@@ -45,6 +42,9 @@ class State(NamedTuple):
     first: Tensor | None
     second: Tensor | None
     step: Tensor | None
+
+
+StandIns = list[tuple[Tensor, Tensor]]  # weights, and copies of them that are laid out as the weights were
 
 
 class Known:
