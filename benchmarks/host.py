@@ -4,9 +4,10 @@
     python benchmarks/host.py --beside /path/to/other/src  # and another version of the package, in turns with it
 
 Tensors are tiny, so that the arithmetic hardly counts. On a GPU the device is idle before each step, and the time ends
-when the call returns. Without a GPU the kernels' host part is timed too, on tensors of the CPU: everything is done but
-the launches themselves. For torch's own optimizer the time is that of Belay's two hooks alone; for torchbelay's, which
-takes the averages along, it is that of the whole step. Medians in milliseconds; compare them within one run only.
+when the call returns. Without a GPU the kernels' host part is timed too, on tensors of the CPU and in processor time:
+everything is done but the launches themselves. For torch's own optimizer the time is that of Belay's two hooks alone;
+for torchbelay's, which takes the averages along, it is that of the whole step. Medians in milliseconds; compare them
+within one run only.
 
 The same code in two processes may differ by a third, by where its memory and its core happen to be. So every round
 starts fresh processes, and all of them run on one core, in turns.
@@ -36,6 +37,7 @@ class Timed:
         import torchbelay as tb
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._now = time.perf_counter if device == "cuda" else time.thread_time  # which other programs hardly disturb
         self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(32, device=device)) for _ in range(count)])
         kind = torch.optim.AdamW if optimizer == "torch" else tb.optim.AdamW
         self.optimizer = kind(self.model.parameters(), lr=1e-3, fused=True)
@@ -47,8 +49,8 @@ class Timed:
 
     def _stamp_hooks(self) -> None:
         """Hooks run in the order in which they were registered."""
-        self.optimizer.register_step_pre_hook(lambda *_: self.stamps.append(time.perf_counter()))
-        self.optimizer.register_step_post_hook(lambda *_: self.stamps.append(time.perf_counter()))
+        self.optimizer.register_step_pre_hook(lambda *_: self.stamps.append(self._now()))
+        self.optimizer.register_step_post_hook(lambda *_: self.stamps.append(self._now()))
 
     def new_gradients(self) -> None:
         """Allocate gradients anew, as a backward pass does."""
@@ -60,9 +62,9 @@ class Timed:
     def step(self) -> float:
         """Take a step, and return milliseconds."""
         self.stamps.clear()
-        begin = time.perf_counter()
+        begin = self._now()
         self.optimizer.step()
-        whole = time.perf_counter() - begin
+        whole = self._now() - begin
         first, second, third, fourth = self.stamps
         return 1e3 * (second - first + fourth - third if self.only_hooks else whole)
 
