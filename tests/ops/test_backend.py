@@ -29,7 +29,7 @@ FOREACH, REFERENCE = BACKENDS["foreach"], BACKENDS["reference"]
 
 # Which of them cannot do without a copy of w1. (Nesterov can if the learning rate stays.)
 NEEDS_COPY = {
-    "belay", "ema, lagged", "easgd", "easgd, rho", "heavy_ball", "primal_averaging", "schedule_free",
+    "belay", "ema, lagged", "easgd", "easgd, rho", "easgd, every 3", "heavy_ball", "primal_averaging", "schedule_free",
     "centred", "centred, negative", "centred, lagged", "centred, scheduled", "centred, lagged, scheduled",
 }  # fmt: skip
 

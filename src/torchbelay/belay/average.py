@@ -125,9 +125,11 @@ class Average:
         pulls: bool,
         home: torch.device | None = None,
         every: int = 1,
+        workers: int = 1,
         initial: Initial | None = None,
     ) -> None:
         self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
+        self.workers = workers
         self.initial = Initial(kept=False) if initial is None else initial
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
@@ -166,7 +168,7 @@ class Average:
 
     def like(self, rule: Rule) -> "Average":
         """Return an average without entries that differs in nothing but its rule."""
-        return Average(self.name, rule, pulls=self.pulls, home=self.home, every=self.every)
+        return Average(self.name, rule, pulls=self.pulls, home=self.home, every=self.every, workers=self.workers)
 
     def at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
         """Return velocities of 0 for the average of a parameter."""
@@ -212,7 +214,7 @@ class Average:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             group = None if varies(e.method) in ("never", "step") else e.group
             key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
-            cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every))
+            cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every, self.workers))
             cohort.w1.append(local(e.w1))
             cohort.w2.append(local(e.w2))
             cohort.v1.extend([] if e.v1 is None else [local(e.v1)])

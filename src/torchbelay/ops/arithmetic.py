@@ -84,13 +84,14 @@ def couple_(
     *,
     swing1: Swing | None = None,
     swing2: Swing | None = None,
+    meets: bool = False,
 ) -> None:
     """Apply a whole coupling (a, b, p, q) after the optimizer's step; `before` holds w1 from before it.
 
         w1' = before + a·(w2 − before) + p·(w1* − before) + carry1·v1
         w2' = w2 + b·(before − w2) + q·(w1* − before) + carry2·v2
 
-    A mass that swings brings its velocities, which move with it.
+    A mass that swings brings its velocities, which move with it. If they meet, w1' is a copy of w2'.
 
     >>> w1, w2 = [torch.tensor([1.0])], [torch.tensor([8.0])]
     >>> couple_(w1, w2, [torch.tensor([0.0])], (0.25, 0.5, 0.75, 0.0))
@@ -116,9 +117,11 @@ def couple_(
                 terms[i].append((carry, v))
                 terms.append([(stay - 1, v), (sign * pull, away), (push, update)])
         changes = [_sum(*each) for each in terms]  # all of them before anything moves
-        for x, y, change in zip(xs, ys, changes, strict=True):
+        for x, y, change in zip(xs[meets:], ys[meets:], changes[meets:], strict=True):
             if change is not None:
                 _move_(x, y, change, 1.0, keep)
+        if meets:  # a sync leaves not a bit between them
+            _write_back(xs[0], xs[1], keep)
         del update, away, terms, changes, change  # before the next piece needs as much again
 
 
