@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, Remembers, uncalled
+from torchbelay.physics.workers import Workers, gathering, share_of_each
 
 from .cohort import Cohort, compounded, inertias, varies
 from .initial import Initial
@@ -82,8 +83,13 @@ class Entry:
     group: int  # of the optimizer
     born: int  # optimizer steps taken before this parameter's first
 
-    def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
+    def effective_lr_scale(self, step: int, lr: float, every: int, workers: int = 1) -> float:
         """Return the share of the learning rate that is left at that step, in the mean over `every` steps."""
+        if workers > 1 and gathering(self.method) == "spring":
+            steps = max(every, getattr(self.method, "period", 1))
+            coupling = self.method.coupling(steps, lr)
+            pair = Workers(share_of_each(self.method, coupling, workers, every), workers).pair
+            return ((steps - 1) / (1 + pair.theta) + pair.effective_lr_scale) / steps
         if every == 1 and hasattr(self.method, "effective_lr_scale"):
             return float(self.method.effective_lr_scale)
         age = max(every, (step - self.born) // every * every)

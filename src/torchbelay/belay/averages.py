@@ -1,6 +1,7 @@
 """All averages of a model together: how they begin, restart, follow changes of the model, and are saved and loaded."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ class Averages:
         self.relatives: family.Relatives = family.nobody
         self.parameters = Parameters(model, optimizer)
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
+        self.team = options.team
         self.began = False
         self._wanted: dict[str, list[Wanted]] = {}  # as last found: a model may have changed since
         self.buffer_slots: dict[str, modules.BufferSlot] = {}  # as of the last `fit_buffers()`
@@ -88,6 +90,8 @@ class Averages:
         try:
             for name, found in wanted.items():
                 self.each[name].adopt(found, born=self.clock.count, dtype=self._options.dtype)
+            if self.team is not None:
+                self.team.share(self.entries())
             self.began = True
         finally:  # all of them or none: an average that has begun would pull
             for average in () if self.began else self:
@@ -117,6 +121,8 @@ class Averages:
         """Begin again at the weights as they are, if the averages have begun; `check_restart()` has been asked."""
         for average in self:
             average.restart(self.clock.count)
+        if self.team is not None:
+            self.team.share(self.entries())
         self.fit_buffers()
 
     # Following the model -----------------------------------------------------------------------------------------
@@ -146,14 +152,18 @@ class Averages:
         `check` may refuse what the average is to follow, too.
         """
         parameters = self.parameters.renewed()
-        wanted = parameters.wanted(self.each.values())
-        check(wanted[MAIN])
-        family.refuse_held_twice(self._model, self, parameters.groups(), self.relatives())
-        if self.guard is not None and self.began:
-            known = {id(e.w1) for e in self.entries()}
-            late = [(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in known]
-            if late:
-                self.guard.check(late)
+        with nullcontext({}) if self.team is None else self.team.agreeing() as facts:
+            wanted = parameters.wanted(self.each.values())
+            check(wanted[MAIN])
+            family.refuse_held_twice(self._model, self, parameters.groups(), self.relatives())
+            if self.guard is not None and self.began:
+                known = {id(e.w1) for e in self.entries()}
+                late = [(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in known]
+                if late:
+                    self.guard.check(late)
+            if self.team is not None:
+                self.team.check(self._model, wanted[MAIN])
+                facts |= self.team.facts(wanted[MAIN], self._options)
         if self.began:
             groups = parameters.groups()
             family.exchange(self, groups, self.relatives())
@@ -168,6 +178,8 @@ class Averages:
         known = {id(entry.w1) for entry in average.entries.values()}
         new = [each for each in wanted if id(each.parameter) not in known]
         average.adopt(new, born=self.clock.count, dtype=self._options.dtype)
+        if self.team is not None:
+            self.team.share(average.entries[each.name] for each in new)
         if new:
             adopted = f"adopted by {average.name!r} at their present values"
             _report(f"{len(new)} parameter(s) were added to", new[0].name, adopted)

@@ -18,6 +18,7 @@ from .models import as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
 from .signals import signals_held
+from .team import agreeing
 from .validate import check_model, check_optimizers
 
 
@@ -41,7 +42,7 @@ class Belay(Access):
         save_with_optimizer: let the averages be in what `optimizer.state_dict()` returns, and load them with it. Who
             saves the optimizer (any trainer, torch.distributed.checkpoint) saves them. No other call is needed.
         **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
-            `keep_initial`; see `torchbelay.options.Options`.
+            `keep_initial`, `workers`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
     needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
@@ -71,14 +72,17 @@ class Belay(Access):
         save_with_optimizer: bool = False,
         **options: Unpack[OptionArguments],
     ) -> None:
-        rules = _rules(method, spectators)
-        self._model, optimizers, self._options = check_model(model), check_optimizers(optimizer), Options(**options)
-        self._parts = Parts(self._model, optimizers, rules, self._options)
-        self._optimizer = self._parts.first.optimizer
-        self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
-        self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
-        if save_with_optimizer:
-            optimizer_state.check(self._parts, replace=replace)
+        with agreeing(options.get("workers")) as facts:
+            rules = _rules(method, spectators)
+            self._model, optimizers, self._options = check_model(model), check_optimizers(optimizer), Options(**options)
+            self._parts = Parts(self._model, optimizers, rules, self._options)
+            self._optimizer = self._parts.first.optimizer
+            self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
+            self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
+            if save_with_optimizer:
+                optimizer_state.check(self._parts, replace=replace)
+            if self._parts.team is not None:
+                facts |= self._parts.facts()
         self._parts.attach(replace=replace)
         (optimizer_state.attach if save_with_optimizer else optimizer_state.watch)(self._parts)
 

@@ -111,4 +111,4 @@ def inertias(method: Method) -> tuple[Inertia | None, Inertia | None]:
 
 
 def _swing(v: list[Tensor], inertia: Inertia | None) -> Swing | None:
-    return None if inertia is None else Swing(v, inertia)
+    return Swing(v, inertia) if v and inertia is not None else None

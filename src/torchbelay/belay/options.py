@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 
 from torchbelay.ops.backend import check
 from torchbelay.physics import arguments
+
+from .team import Team, check_options
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 Buffers = Literal["copy", "average", "ignore"]
@@ -33,6 +35,7 @@ class OptionArguments(TypedDict, total=False):
     on_nonfinite: OnNonfinite
     device: str | torch.device | None
     keep_initial: bool
+    workers: Any
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class Options:
             forward and backward, and code that writes to weights by hand between two steps must synchronise first.
         keep_initial: keep a copy of the weights at which the averages began, per parameter, in the dtype of the
             averages and beside them. Readouts such as `torchbelay.readouts.bema` need it.
+        workers: a process group, or a DeviceMesh of one dimension. Each of its ranks is a worker that trains weights of
+            its own, without exchanging gradients, and all share one average: each hangs on it by a spring
+            (`methods.easgd`, `belay`), or their mean takes the place of the weights at a sync (`methods.diloco`,
+            `lookahead`). One sum over all workers per sync; see docs/workers.md.
 
     >>> Options(every=4).impl
     'auto'
@@ -78,6 +85,7 @@ class Options:
     on_nonfinite: OnNonfinite = "ignore"
     device: str | torch.device | None = None
     keep_initial: bool = False
+    workers: Any = None
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -94,6 +102,13 @@ class Options:
 
         if not isinstance(self.keep_initial, bool):
             raise TypeError(f"keep_initial={self.keep_initial!r} is neither True nor False")
+        if self.team is not None:
+            check_options(self)
+
+    @cached_property
+    def team(self) -> Team | None:
+        """The workers that share the average; None if there is one alone."""
+        return None if self.workers is None else Team(self.workers)
 
     @cached_property
     def home(self) -> torch.device | None:
@@ -112,8 +127,10 @@ class Options:
             ) from problem
 
     def saved(self) -> dict[str, int | str]:
-        """Return the options that a checkpoint must agree about; `keep_initial` only if it is on."""
-        kept = {"keep_initial": True} if self.keep_initial else {}
+        """Return the options that a checkpoint must agree about; `keep_initial` and `workers` only if they are on."""
+        kept: dict[str, int | str] = {"keep_initial": True} if self.keep_initial else {}
+        if self.team is not None:
+            kept["workers"] = self.team.count
         return {"every": self.every, "start": self.start, "buffers": self.buffers, **kept}
 
     def facts(self) -> list[str]:

@@ -6,6 +6,7 @@ Buffers belong to the first part: they move with the steps of the first optimize
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -50,9 +51,12 @@ class Part:
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial)
+            name: Average(
+                name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial,
+                workers=1 if options.team is None else options.team.count,
+            )
             for name, rule in rules.items()
-        }
+        }  # fmt: skip
         self.averages = Averages(model, optimizer, averages, options, self.clock)
         self.stepper = Stepper(model, optimizer, self.averages, options, self.clock, member)
 
@@ -79,8 +83,10 @@ class Part:
         entries = [e for e in self.averages.each[MAIN].entries.values() if id(e.w1) in groups]
         firsts = {groups[id(e.w1)]: e for e in reversed(entries)}
         rates = {group: self.averages.parameters.lr(group) for group in sorted(firsts)}
-        step, every = self.clock.count, self.options.every
-        return {g: lr * firsts[g].effective_lr_scale(step, lr, every) for g, lr in rates.items() if lr is not None}
+        step, every, team = self.clock.count, self.options.every, self.options.team
+        workers = 1 if team is None else team.count
+        scale = {g: firsts[g].effective_lr_scale(step, lr or 0.0, every, workers) for g, lr in rates.items()}
+        return {g: lr * scale[g] for g, lr in rates.items() if lr is not None}
 
     def trained(self) -> joint.Trained:
         """Return what a state says of the optimizer."""
@@ -90,6 +96,8 @@ class Part:
     def load(self, checked: Checked) -> None:
         """Go on from a state that fits."""
         self.averages.load(checked)
+        if self.averages.team is not None:
+            self.averages.team.forget_beginning()
         self.stepper.forget_the_step()
         self.unseen.forget()
 
@@ -139,7 +147,7 @@ class Parts:
         rules: Mapping[str, Rule],
         options: Options,
     ) -> None:
-        self.model, self._options, self.live = model, options, Live()
+        self.model, self._options, self.live, self.team = model, options, Live(), options.team
         self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
         self.saved_with_optimizer = False
         self.weights_ride = False  # an optimizer's state has the model's own weights too: its checkpoints the average
@@ -171,6 +179,8 @@ class Parts:
         if not replace:
             company.refuse_second_pull(self.member, pulled_by(main))
         modules.refuse_clashes(self.model)
+        if self.team is not None:
+            self.team.check(self.model, main)
         self.first.averages.check_buffers()
         everything = [wanted for each in found for some in each.values() for wanted in some]
         check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
@@ -191,6 +201,20 @@ class Parts:
             for p in part.averages.parameters.all:
                 if (owner := owners.setdefault(id(p), part)) is not part:
                     family.refuse_shared(self.model, id(p), owner.optimizer, part.optimizer)
+
+    def facts(self) -> dict[str, object]:
+        """Return what all workers must agree about; refuses what this one cannot begin with."""
+        assert self.team is not None
+        if len(self.averages) > 1:
+            raise ValueError(
+                f"spectators={list(self.averages)[1:]} do not go with workers=: each worker would have its own; make a "
+                "second Belay for them, without workers="
+            )
+        found = [part.averages.wanted()[MAIN] for part in self.each]
+        for part, wanted in zip(self.each, found, strict=True):
+            if part.averages.guard is not None:
+                part.averages.guard.check([(each.name, each.parameter) for each in wanted])
+        return self.team.facts([each for wanted in found for each in wanted], self._options)
 
     def attach(self, *, replace: bool) -> None:
         """Begin the averages, unless they begin later, and follow the optimizers."""
@@ -311,8 +335,10 @@ class Parts:
     def restart(self) -> None:
         """Begin every average again at the weights as they are; refuses before any of them has changed."""
         self.follow_model()
-        for part in self.each:
-            part.averages.check_restart()
+        with self._agreeing() as facts:
+            for part in self.each:
+                part.averages.check_restart()
+            facts["the call"] = "reset"
         for part in self.each:
             part.averages.restart()
             part.stepper.forget_the_step()
@@ -340,10 +366,18 @@ class Parts:
 
     def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a state; one that does not fit is refused, and changes nothing."""
-        checked = self.checked(state, strict=strict)
+        with self._agreeing() as facts:
+            checked = self.checked(state, strict=strict)
+            if self.team is not None:
+                facts |= self.team.loaded_facts(each.state for each in checked)
         for part, each in zip(self.each, checked, strict=True):
             part.load(each)
         self.live.follow(moved=True)
+
+
+    def _agreeing(self) -> AbstractContextManager[dict[str, object]]:
+        """Let all workers do what follows, or none; a process alone does it."""
+        return nullcontext({}) if self.team is None else self.team.agreeing()
 
 
 def _regroup(everyone: list[ref[Averages]]) -> None:

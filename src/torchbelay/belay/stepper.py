@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import choose
+from torchbelay.ops.workers import Sync
 
 from . import company
 from .averages import Averages
@@ -46,7 +48,8 @@ class Stepper:
             model, optimizer, averages, options, clock, member,
         )  # fmt: skip
         member.add(self)
-        self.backend = choose(options.impl, rounding=options.rounding, home=options.home)
+        self._team = options.team
+        self.backend = choose(options.impl, rounding=options.rounding, home=options.home, workers=options.team)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         alone = averages.guard is not None or not self.backend.fuses
         fusing: object = None if alone else optimizer
@@ -91,6 +94,8 @@ class Stepper:
         if self._is_phantom():
             self._state = Skipped()
             return
+        if self._team is not None:
+            self._team.warn_if_apart()
         self._start(self._fusing, update)
 
     def _clear_away(self) -> None:
@@ -206,6 +211,9 @@ class Stepper:
                 f"averaged({swap.average.name!r}) was entered inside the step and not left: the optimizer has "
                 "updated the average. The weights come back when the block is left; then load a checkpoint or reset()"
             )
+        if self._team is not None and isinstance(state, UnderWay):
+            self._exchange(state.work)
+            return
         if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
             return
         work = state.work
@@ -220,6 +228,25 @@ class Stepper:
             # bool() waits for the device, but for a method with a memory the host waits at every step anyway.
             if work.memories and not bool(good):
                 work.forget()
+
+    def _exchange(self, work: Work) -> None:
+        """Let all workers sum what they contribute, if this step is a sync; nothing has moved yet.
+
+        What is not finite on any worker is not finite in the sum, which all of them have: they come to one answer.
+        """
+        guard, prepared = self._averages.guard, work.prepared
+        assert isinstance(prepared, Sync)
+        sums = prepared.exchange()
+        if guard is None or not sums:
+            return
+        good = arithmetic.finite(sums)
+        if guard.raises and not bool(good):
+            self._drop_the_last()
+            raise FloatingPointError(
+                f"the weights of a worker are not finite at the sync of step {self._clock.count + 1}, on this rank or "
+                "another: no average has moved. Load a checkpoint, or go back to the average by copy_to_model()"
+            )
+        work.keep = None if guard.raises else good
 
     @torch.no_grad()
     def after(self) -> None:

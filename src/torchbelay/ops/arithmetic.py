@@ -157,6 +157,27 @@ def mix_(to: Tensors, *terms: tuple[float, Tensors]) -> None:
         torch._foreach_copy_(targets, total)
 
 
+def add_(w: Tensors, change: Tensors, *, keep: Tensor | None = None) -> None:
+    """Add changes of a dtype that is as wide or wider. Rounded once.
+
+    >>> w = [torch.ones(1, dtype=torch.bfloat16)]
+    >>> add_(w, [torch.tensor([0.5])])
+    >>> w
+    [tensor([1.5000], dtype=torch.bfloat16)]
+    """
+    _move_(w, [t.to(c.dtype) for t, c in zip(w, change, strict=True)], change, 1.0, keep)
+
+
+def write_(to: Tensors, source: Tensors, keep: Tensor | None = None) -> None:
+    """Overwrite `to` with `source`, rounding to its dtype, if the step took place."""
+    _write_back(to, source, keep)
+
+
+def widest(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which tensors are computed with together: the widest of theirs, and at least float32."""
+    return reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
+
+
 def overwrite_(to: Tensor, source: Tensor, keep: Tensor | None) -> None:
     """Copy one tensor of any dtype onto another, where the step took place."""
     to.copy_(source if keep is None else torch.where(_taken(keep, to.device), source, to))
@@ -255,8 +276,8 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
         return [list(tensors) for tensors in lists]
     columns = []
     for group in zip(*lists, strict=True):
-        widest = reduce(torch.promote_types, (t.dtype for t in group), torch.float32)
-        columns.append([t.to(widest) for t in group])
+        wide = widest(*group)
+        columns.append([t.to(wide) for t in group])
     return [list(row) for row in zip(*columns, strict=True)]
 
 

@@ -1,0 +1,188 @@
+"""Several workers that train weights of their own and share one average: what they agree about, and what is refused.
+
+`ops/workers.py` moves the average at a sync. Here is the rest: all workers build a Belay alike, begin at the same
+average, and go on from the same step. What one worker refuses, all refuse, so that none waits for another.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbelay.ops import arithmetic
+from torchbelay.physics.identity import describe
+from torchbelay.physics.method import Method
+from torchbelay.physics.warnings import warn
+from torchbelay.physics.workers import gathering, share_of_each
+
+from .agreement import agree, group_of
+from .shard import is_sharded, loaded, local
+
+if TYPE_CHECKING:
+    from .average import Entry, Wanted
+    from .options import Options
+
+
+class Team:
+    """The workers of a process group, as one of them sees them."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group_of("workers", group)
+        self.count = torch.distributed.get_world_size(self.group)
+        self._apart: str | None = None  # a parameter that began elsewhere than the first worker's
+
+    @contextmanager
+    def agreeing(self) -> Iterator[dict[str, object]]:
+        """Let every worker go on after the block, or none: a problem of one, or facts that differ, raise on all."""
+        facts: dict[str, object] = {}
+        try:
+            yield facts
+        except Exception as problem:
+            agree(self.group, {}, problem)
+            raise
+        agree(self.group, facts)
+
+    # Beginning ---------------------------------------------------------------------------------------------------
+
+    def share(self, entries: Iterable["Entry"]) -> None:
+        """Let the averages of these entries be those of the first worker, on all workers; a collective."""
+        alike: dict[tuple[torch.device, torch.dtype], list[Entry]] = {}
+        for e in entries:
+            alike.setdefault((local(e.w2).device, e.w2.dtype), []).append(e)
+        first = torch.distributed.get_process_group_ranks(self.group)[0]
+        for some in alike.values() if self.count > 1 else ():
+            mine = [local(e.w2) for e in some]
+            vector = torch.cat([t.reshape(-1) for t in mine])
+            torch.distributed.broadcast(vector, src=first, group=self.group)
+            theirs = [part.view(t.shape) for part, t in zip(vector.split([t.numel() for t in mine]), mine, strict=True)]
+            changed = [e.name for e, yes in zip(some, arithmetic.differ(mine, theirs), strict=True) if yes]
+            self._apart = changed[0] if changed else self._apart
+            arithmetic.copy_(mine, theirs)
+
+    def forget_beginning(self) -> None:
+        """Forget how the averages began: a state was loaded, in which workers may be apart."""
+        self._apart = None
+
+    def warn_if_apart(self) -> None:
+        """Warn, once, before a step of a worker that began with other weights than the first one."""
+        if self._apart is not None:
+            name, self._apart = self._apart, None
+            warn(
+                f"this worker began with other weights than the first one ({name!r} differs), and the average with those "
+                "of the first: seed all workers alike before they make their models, or let all load the same weights"
+            )
+
+    # What must be the same ---------------------------------------------------------------------------------------
+
+    def facts(self, wanted: Iterable["Wanted"], options: "Options") -> dict[str, object]:
+        """Return what all workers must agree about."""
+        found = list(wanted)
+        texts = {id(each.method): _text(each.method) for each in found}
+        return {
+            "the number of workers": self.count,
+            "options": options.saved() | {"dtype": options.dtype, "on_nonfinite": options.on_nonfinite},
+            "the shapes": {each.name: f"{tuple(local(each.parameter).shape)}" for each in found},
+            "the methods": {each.name: texts[id(each.method)] for each in found},
+        }
+
+    def loaded_facts(self, states: Iterable[Mapping[str, Any]]) -> dict[str, object]:
+        """Return what must be the same in the states that workers load: their steps, and their averages, bit for bit."""
+        found = list(states)
+        averages = [average for state in found for average in state["averages"].values()]
+        return {
+            "the step of the state": [state["step"] for state in found],
+            **{
+                f"{what} of the state": {name: _checksum(t) for each in averages for name, t in each[what].items()}
+                for what in ("weights", "velocities2")
+            },
+        }
+
+    # What is refused ---------------------------------------------------------------------------------------------
+
+    def check(self, model: nn.Module, wanted: Iterable["Wanted"]) -> None:
+        """Refuse methods that workers cannot share, and models whose ranks exchange gradients or parts of weights."""
+        found = list(wanted)
+        for method in {id(each.method): each.method for each in found}.values():
+            check_method(method, self.count)
+        ranks = {*torch.distributed.get_process_group_ranks(self.group)}
+        here = torch.distributed.get_rank()
+        for module in model.modules():
+            if isinstance(module, loaded("torch.nn.parallel", "DistributedDataParallel")):
+                others = {*torch.distributed.get_process_group_ranks(module.process_group)} & ranks - {here}
+                if others:
+                    raise ValueError(
+                        f"model is wrapped in DistributedDataParallel together with rank {min(others)} of workers=: they "
+                        "exchange gradients at every step and hold the same weights, so no spring between them would "
+                        "ever move. Give the plain model, or a DDP group of ranks that belong to one worker"
+                    )
+        for each in found:
+            if is_sharded(each.parameter):
+                others = {int(rank) for rank in each.parameter.device_mesh.mesh.flatten()} & ranks - {here}  # type: ignore[attr-defined]
+                if others:
+                    raise ValueError(
+                        f"parameter {each.name!r} is sharded over rank {min(others)} of workers= too: a worker must have "
+                        "a whole model. Give a mesh of two dimensions, as mesh['workers'] here and mesh['shard'] to "
+                        "fully_shard"
+                    )
+
+
+def agreeing(workers: Any) -> AbstractContextManager[dict[str, object]]:
+    """Let all workers do what follows, or none; without workers, a process alone does it."""
+    return nullcontext({}) if workers is None else Team(workers).agreeing()
+
+
+def check_method(method: Method, workers: int) -> None:
+    """Refuse a method that workers cannot share."""
+    kind = gathering(method)
+    if kind is None:
+        raise ValueError(
+            f"workers={workers} does not go with {method!r}, which says nothing of several workers: use methods.easgd, "
+            "belay or a Spring (each worker on a spring), or methods.diloco or lookahead (their mean at a sync). To "
+            "average the weights of one worker, make a second Belay without workers="
+        )
+    if kind == "spring" and (getattr(method, "inertia1", None) or getattr(method, "inertia2", None)):
+        raise ValueError(
+            f"workers={workers} does not go with velocities, which {method!r} has; leave c1 and c2 out, or use "
+            "methods.diloco, whose average has momentum"
+        )
+    if kind == "spring" and not getattr(method, "rhythm", False):
+        coupling = method.coupling(1, 1e-12)
+        if coupling.a == 0:
+            raise ValueError(
+                f"workers={workers} with {method!r} would let every worker go its own way, for the average does not pull; "
+                "give m1 a finite value, or use methods.lookahead(k=..., alpha=1.0), the mean of all workers"
+            )
+    period = getattr(method, "period", 1)
+    share_of_each(method, method.coupling(period, 1e-12), workers)
+
+
+def check_options(options: "Options") -> None:
+    """Refuse options that do not go with workers."""
+    reasons = {
+        "start": (options.start > 0, "workers that train apart first have no common weights to begin at; make the Belay "
+                  "when the workers are to begin, with start=0"),
+        "buffers": (options.buffers == "average", "buffers are each worker's own; use buffers='copy'"),
+        "impl": (options.impl not in ("auto", "foreach"), "workers are moved by foreach; use impl='auto'"),
+        "rounding": (options.rounding != "nearest", "workers are moved by foreach; use rounding='nearest'"),
+        "device": (options.device is not None, "the average pulls the weights; leave device out"),
+    }  # fmt: skip
+    for name, (holds, why) in reasons.items():
+        if holds:
+            raise ValueError(f"{name}={getattr(options, name)!r} does not go with workers=: {why}")
+
+
+def _text(method: Method) -> str:
+    """Return a method as a text; one that a checkpoint cannot tell is known by its class."""
+    try:
+        return describe(method)
+    except ValueError:
+        return type(method).__qualname__
+
+
+def _checksum(t: Tensor) -> int:
+    """Return a number that differs if a bit does, for all practical purposes."""
+    bits = arithmetic.bits(local(t.detach())).reshape(-1).to(torch.int64)
+    places = torch.arange(1, bits.numel() + 1, device=bits.device)
+    return int((bits * (2 * places + 1)).sum())  # modulo 2^64
