@@ -94,8 +94,6 @@ class Stepper:
         if self._is_phantom():
             self._state = Skipped()
             return
-        if self._team is not None:
-            self._team.warn_if_apart()
         self._start(self._fusing, update)
 
     def _clear_away(self) -> None:
@@ -134,6 +132,8 @@ class Stepper:
     def _start(self, fusing: FusingOptimizer | None, update: Update | None) -> None:
         """Make the work of a step, and prepare for it, or hand the work over to an optimizer that takes it."""
         plan = self._current_plan()
+        if self._team is not None:
+            self._team.warn_if_apart()
         rate = None
         if update is not None:
             rate = update.rate
