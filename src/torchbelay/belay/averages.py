@@ -1,7 +1,6 @@
 """All averages of a model together: how they begin, restart, follow changes of the model, and are saved and loaded."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from .finite import Guard
 from .options import Options
 from .parameters import Names, Parameters
 from .shard import local, part_for
+from .team import all_or_none
 from .validate import pulled_by, warn_of_feedback, warn_of_rounding
 
 
@@ -152,7 +152,7 @@ class Averages:
         `check` may refuse what the average is to follow, too.
         """
         parameters = self.parameters.renewed()
-        with nullcontext({}) if self.team is None else self.team.agreeing() as facts:
+        with all_or_none(self.team) as facts:
             wanted = parameters.wanted(self.each.values())
             check(wanted[MAIN])
             family.refuse_held_twice(self._model, self, parameters.groups(), self.relatives())

@@ -18,7 +18,7 @@ from .models import as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
 from .signals import signals_held
-from .team import agreeing
+from .team import Team, all_or_none
 from .validate import check_model, check_optimizers
 
 
@@ -72,7 +72,8 @@ class Belay(Access):
         save_with_optimizer: bool = False,
         **options: Unpack[OptionArguments],
     ) -> None:
-        with agreeing(options.get("workers")) as facts:
+        workers = options.get("workers")
+        with all_or_none(None if workers is None else Team(workers)) as facts:
             rules = _rules(method, spectators)
             self._model, optimizers, self._options = check_model(model), check_optimizers(optimizer), Options(**options)
             self._parts = Parts(self._model, optimizers, rules, self._options)

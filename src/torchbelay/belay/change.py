@@ -25,8 +25,8 @@ def change(parts: Parts, name: str, rule: Rule) -> None:
     """
     if parts.team is not None:
         raise RuntimeError(
-            "change() of an average that several workers share: make a new Belay with the other method on every worker, "
-            "and load_state_dict(state, strict=False)"
+            "change() of an average that several workers share: make a new Belay with the other method on every "
+            "worker, and load_state_dict(state, strict=False)"
         )
     wanted = [_wanted(part, name, rule) for part in parts.each]
     everything = [each for some in wanted for each in some]

@@ -213,7 +213,7 @@ def _check_options(saved: Mapping[str, Any], options: Options) -> None:
 def options_of(saved: Any, options: Options) -> dict[str, tuple[Any, int | str]]:
     """Return the options of a state and those that are here, by name; states of older versions do not have them all."""
     usual: dict[str, int | str] = {"keep_initial": False, "workers": 1}
-    found = usual | named("options", saved)
+    found = {**usual, **named("options", saved)}
     return {name: (found[name], now) for name, now in (usual | options.saved()).items()}
 
 

@@ -6,7 +6,6 @@ Buffers belong to the first part: they move with the steps of the first optimize
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +30,7 @@ from .parameters import Names
 from .readout import Reading
 from .signals import signals_held
 from .stepper import Stepper
+from .team import all_or_none
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
 
@@ -335,7 +335,7 @@ class Parts:
     def restart(self) -> None:
         """Begin every average again at the weights as they are; refuses before any of them has changed."""
         self.follow_model()
-        with self._agreeing() as facts:
+        with all_or_none(self.team) as facts:
             for part in self.each:
                 part.averages.check_restart()
             facts["the call"] = "reset"
@@ -366,18 +366,13 @@ class Parts:
 
     def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a state; one that does not fit is refused, and changes nothing."""
-        with self._agreeing() as facts:
+        with all_or_none(self.team) as facts:
             checked = self.checked(state, strict=strict)
             if self.team is not None:
                 facts |= self.team.loaded_facts(each.state for each in checked)
         for part, each in zip(self.each, checked, strict=True):
             part.load(each)
         self.live.follow(moved=True)
-
-
-    def _agreeing(self) -> AbstractContextManager[dict[str, object]]:
-        """Let all workers do what follows, or none; a process alone does it."""
-        return nullcontext({}) if self.team is None else self.team.agreeing()
 
 
 def _regroup(everyone: list[ref[Averages]]) -> None:

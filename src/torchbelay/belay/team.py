@@ -56,7 +56,8 @@ class Team:
             mine = [local(e.w2) for e in some]
             vector = torch.cat([t.reshape(-1) for t in mine])
             torch.distributed.broadcast(vector, src=first, group=self.group)
-            theirs = [part.view(t.shape) for part, t in zip(vector.split([t.numel() for t in mine]), mine, strict=True)]
+            parts = torch.split(vector, [t.numel() for t in mine])
+            theirs = [part.view(t.shape) for part, t in zip(parts, mine, strict=True)]
             changed = [e.name for e, yes in zip(some, arithmetic.differ(mine, theirs), strict=True) if yes]
             self._apart = changed[0] if changed else self._apart
             arithmetic.copy_(mine, theirs)
@@ -70,8 +71,9 @@ class Team:
         if self._apart is not None:
             name, self._apart = self._apart, None
             warn(
-                f"this worker began with other weights than the first one ({name!r} differs), and the average with those "
-                "of the first: seed all workers alike before they make their models, or let all load the same weights"
+                f"this worker began with other weights than the first one ({name!r} differs), and the average with "
+                "those of the first: seed all workers alike before they make their models, or let all load the same "
+                "weights"
             )
 
     # What must be the same ---------------------------------------------------------------------------------------
@@ -88,7 +90,7 @@ class Team:
         }
 
     def loaded_facts(self, states: Iterable[Mapping[str, Any]]) -> dict[str, object]:
-        """Return what must be the same in the states that workers load: their steps, and their averages, bit for bit."""
+        """Return what must be the same in the states that workers load: steps, and averages bit for bit."""
         found = list(states)
         averages = [average for state in found for average in state["averages"].values()]
         return {
@@ -113,24 +115,24 @@ class Team:
                 others = {*torch.distributed.get_process_group_ranks(module.process_group)} & ranks - {here}
                 if others:
                     raise ValueError(
-                        f"model is wrapped in DistributedDataParallel together with rank {min(others)} of workers=: they "
-                        "exchange gradients at every step and hold the same weights, so no spring between them would "
-                        "ever move. Give the plain model, or a DDP group of ranks that belong to one worker"
+                        f"model is wrapped in DistributedDataParallel together with rank {min(others)} of workers=: "
+                        "they exchange gradients at every step and hold the same weights, so no spring between them "
+                        "would ever move. Give the plain model, or a DDP group of ranks that belong to one worker"
                     )
         for each in found:
             if is_sharded(each.parameter):
                 others = {int(rank) for rank in each.parameter.device_mesh.mesh.flatten()} & ranks - {here}  # type: ignore[attr-defined]
                 if others:
                     raise ValueError(
-                        f"parameter {each.name!r} is sharded over rank {min(others)} of workers= too: a worker must have "
-                        "a whole model. Give a mesh of two dimensions, as mesh['workers'] here and mesh['shard'] to "
-                        "fully_shard"
+                        f"parameter {each.name!r} is sharded over rank {min(others)} of workers= too: a worker must "
+                        "have a whole model. Give a mesh of two dimensions, as mesh['workers'] here and mesh['shard'] "
+                        "to fully_shard"
                     )
 
 
-def agreeing(workers: Any) -> AbstractContextManager[dict[str, object]]:
-    """Let all workers do what follows, or none; without workers, a process alone does it."""
-    return nullcontext({}) if workers is None else Team(workers).agreeing()
+def all_or_none(team: Team | None) -> AbstractContextManager[dict[str, object]]:
+    """Let all workers do what follows, or none, if they agree about facts; without a team, a process alone does it."""
+    return nullcontext({}) if team is None else team.agreeing()
 
 
 def check_method(method: Method, workers: int) -> None:
@@ -151,8 +153,8 @@ def check_method(method: Method, workers: int) -> None:
         coupling = method.coupling(1, 1e-12)
         if coupling.a == 0:
             raise ValueError(
-                f"workers={workers} with {method!r} would let every worker go its own way, for the average does not pull; "
-                "give m1 a finite value, or use methods.lookahead(k=..., alpha=1.0), the mean of all workers"
+                f"workers={workers} with {method!r} would let every worker go its own way, for the average does not "
+                "pull; give m1 a finite value, or use methods.lookahead(k=..., alpha=1.0), the mean of all workers"
             )
     period = getattr(method, "period", 1)
     share_of_each(method, method.coupling(period, 1e-12), workers)
@@ -161,8 +163,8 @@ def check_method(method: Method, workers: int) -> None:
 def check_options(options: "Options") -> None:
     """Refuse options that do not go with workers."""
     reasons = {
-        "start": (options.start > 0, "workers that train apart first have no common weights to begin at; make the Belay "
-                  "when the workers are to begin, with start=0"),
+        "start": (options.start > 0, "workers that train apart first have no common weights to begin at; make the "
+                  "Belay when the workers are to begin, with start=0"),
         "buffers": (options.buffers == "average", "buffers are each worker's own; use buffers='copy'"),
         "impl": (options.impl not in ("auto", "foreach"), "workers are moved by foreach; use impl='auto'"),
         "rounding": (options.rounding != "nearest", "workers are moved by foreach; use rounding='nearest'"),

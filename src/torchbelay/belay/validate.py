@@ -198,7 +198,8 @@ def _warn_of_momentum(found: Iterable[Wanted], optimizer: Optimizer) -> None:
     warned: set[int] = set()
     for method, group in pairs.values():
         momentum = momentum_of(optimizer.param_groups[group])
-        if momentum is None or id(method) in warned or getattr(method, "rhythm", False):  # its syncs are far between
+        syncs = getattr(method, "gathering", None) == "mean"  # between them nothing pulls
+        if momentum is None or id(method) in warned or syncs:
             continue
         for step, coupling in _telling_couplings(method):
             if coupling.a < 0 < coupling.rate and is_below_floor(coupling, momentum.beta, nesterov=momentum.nesterov):

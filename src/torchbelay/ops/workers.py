@@ -33,7 +33,9 @@ class Workers(ListBackend):
         return f"{self.name}, {self.count} workers"
 
     @torch.no_grad()
-    def prepare(self, moves: Sequence[Move], count: Count, *, capturing: bool = False) -> "Sync":
+    def prepare(  # type: ignore[override]  # a sync, not lists that move one after the other
+        self, moves: Sequence[Move], count: Count, *, capturing: bool = False
+    ) -> "Sync":
         """Copy w1 for springs that need it from before the step."""
         prepared: list[Prepared] = []
         for group, motion, _ in moves:
@@ -68,7 +70,7 @@ class Sync:
         self._vectors, self._pieces = [], []
         for (device, dtype), some in self._alike().items():
             vector = torch.empty(sum(t.numel() for each in some for t in each.w1), dtype=dtype, device=device)
-            parts = iter(vector.split([t.numel() for each in some for t in each.w1]))
+            parts = iter(torch.split(vector, [t.numel() for each in some for t in each.w1]))
             for each in some:
                 there = [next(parts).view(t.shape) for t in each.w1]
                 self._pieces.append(each._replace(there=there))

@@ -101,8 +101,8 @@ class Workers:
             )
         mean, apart = self.half_lives()
         said = [
-            f"{n} workers hang on one average, each by a spring of its own: per sync a worker is pulled by {c.a:.4g} of "
-            f"its way to the average, and the average follows all of them by {c.b:.4g} of its way to each.",
+            f"{n} workers hang on one average, each by a spring of its own: per sync a worker is pulled by {c.a:.4g} "
+            f"of its way to the average, and the average follows all of them by {c.b:.4g} of its way to each.",
             f"The average closes a + N·b = {self.rate:.4g} of its distance to the mean of the workers per sync, and "
             f"forgets half of it in {mean:.3g} syncs.",
         ]
@@ -113,8 +113,9 @@ class Workers:
         limit, alone = self.max_stable_lr(1.0), self.pair.max_stable_lr(1.0)
         which = "the mean of the workers" if alone <= self._relative_limit else "the differences between workers"
         said.append(
-            f"If they sync at every step, all together move at {self.effective_lr_scale:.4g} of the optimizer's learning "
-            f"rate, and SGD on curvature h is stable below ηh = {limit:.4g}; {which} would be the first to leave."
+            f"If they sync at every step, all together move at {self.effective_lr_scale:.4g} of the optimizer's "
+            f"learning rate, and SGD on curvature h is stable below ηh = {limit:.4g}; {which} would be the first to "
+            "leave."
         )
         return " ".join(said)
 

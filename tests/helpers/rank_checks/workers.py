@@ -481,7 +481,9 @@ def weights_of_any_dtype_and_layout_meet_at_the_average(folder: Path) -> None:
     def made(dtype: torch.dtype) -> nn.Module:
         torch.manual_seed(0)
         net = nn.Module()
-        net.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last if dist.get_rank() else torch.contiguous_format)
+        net.conv = nn.Conv2d(3, 4, 3).to(
+            memory_format=torch.channels_last if dist.get_rank() else torch.contiguous_format
+        )
         net.empty, net.frozen = nn.Parameter(torch.empty(0, 2)), nn.Parameter(torch.ones(2), requires_grad=False)
         net.wide = nn.Parameter(torch.randn(3, dtype=torch.float64))
         net.wave = nn.Parameter(torch.randn(3, dtype=torch.complex64))

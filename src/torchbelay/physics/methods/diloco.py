@@ -46,8 +46,8 @@ class diloco(Unscaled):
         arguments.number("lr", self.lr, low=0)
         if self.lr >= self.max_stable_lr:
             raise ValueError(
-                f"lr={self.lr!r} with momentum={self.momentum!r} is unstable: directions in which a round comes to rest "
-                f"would overshoot more and more; use lr < {self.max_stable_lr:.4g}"
+                f"lr={self.lr!r} with momentum={self.momentum!r} is unstable: directions in which a round comes to "
+                f"rest would overshoot more and more; use lr < {self.max_stable_lr:.4g}"
             )
 
     @property

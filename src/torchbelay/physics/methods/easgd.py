@@ -21,7 +21,7 @@ class easgd(Unscaled):
 
     When to use it: to compare with BELAY. EASGD applies the whole update to the weights; BELAY applies 1 − κ1 of it.
 
-    Reference: Zhang, Choromanska, LeCun, "Deep learning with elastic averaging SGD", 2015, Eqs. 5 and 6, and Algorithm 1.
+    Reference: Zhang, Choromanska, LeCun, "Deep learning with elastic averaging SGD", 2015, Eqs. 5, 6 and Algorithm 1.
 
     >>> easgd(0.1).coupling(1, 0.5), easgd(rho=0.1).coupling(1, 0.5).a
     (Coupling(a=0.1, b=0.1, p=1.0, q=0.0), 0.05)
