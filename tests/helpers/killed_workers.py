@@ -50,7 +50,9 @@ def work(rank: int, folder: Path, method: str, die: Callable[[], None] | None) -
     )
     model, optimizer, belay = build(method)
     parts = {"model": model, "optimizer": optimizer, "belay": belay}
-    done = [int(each.name) for each in folder.iterdir() if each.name.isdigit() and len(list(each.glob("*.pt"))) == WORLD]
+    done = [
+        int(each.name) for each in folder.iterdir() if each.name.isdigit() and len(list(each.glob("*.pt"))) == WORLD
+    ]
     if done:
         state = torch.load(folder / str(max(done)) / f"{rank}.pt", weights_only=True)
         for name, part in parts.items():
