@@ -1,4 +1,4 @@
-"""Workers that share an average, as far as one process can show; several processes are in helpers/rank_checks/workers."""
+"""Workers that share an average, as far as one process can show; helpers/rank_checks/workers.py has several."""
 
 import copy
 from collections.abc import Iterator
@@ -192,7 +192,7 @@ def test_diloco_equals_an_independent_one(impl: str, every: int, lr: float, mome
     for name, theirs in zip(names, outer, strict=True):
         torch.testing.assert_close(belay.average_state_dict()[name], theirs, rtol=0, atol=1e-12)
     if 30 % every == 0 and impl == "foreach":
-        assert same({name: p for name, p in model.named_parameters()}, belay.average_state_dict())
+        assert same(dict(model.named_parameters()), belay.average_state_dict())
 
 
 def test_diloco_whose_numbers_do_not_pull_still_carries_its_momentum() -> None:

@@ -120,7 +120,7 @@ def live(folder: Path, method: str, die: Callable[[], None] | None) -> list[int 
 def main(folder: Path) -> None:
     """Let every pair of workers live and die, and go on."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    import torch._dynamo  # once for all: the first optimizer imports it
+    import torch._dynamo  # noqa: F401  # once for all: the first optimizer imports it
 
     import torchbelay as tb
 

@@ -119,7 +119,7 @@ def test_with_an_average_that_follows_after_the_step_differences_are_the_first_t
 
 
 def test_a_count_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="^count=0 .* needs count ≥ 1"):
+    with pytest.raises(ValueError, match=r"^count=0 .* needs count ≥ 1"):
         Workers(Coupling(0.1, 0.1, 1.0, 0.0), 0)
 
 

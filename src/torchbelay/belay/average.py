@@ -83,7 +83,7 @@ class Entry:
     group: int  # of the optimizer
     born: int  # optimizer steps taken before this parameter's first
 
-    def effective_lr_scale(self, step: int, lr: float, every: int, workers: int = 1) -> float:
+    def effective_lr_scale(self, lr: float, step: int, every: int, workers: int = 1) -> float:
         """Return the share of the learning rate that is left at that step, in the mean over `every` steps."""
         if workers > 1 and gathering(self.method) == "spring":
             steps = max(every, getattr(self.method, "period", 1))

@@ -18,7 +18,7 @@ from .models import as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
 from .signals import signals_held
-from .team import Team, all_or_none
+from .team import Team, all_or_none, common_facts, refuse_spectators
 from .validate import check_model, check_optimizers
 
 
@@ -79,11 +79,11 @@ class Belay(Access):
             self._parts = Parts(self._model, optimizers, rules, self._options)
             self._optimizer = self._parts.first.optimizer
             self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
-            self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
+            main = self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
             if save_with_optimizer:
                 optimizer_state.check(self._parts, replace=replace)
-            if self._parts.team is not None:
-                facts |= self._parts.facts()
+            refuse_spectators(self._parts.team, rules)
+            facts |= common_facts(self._parts.team, self._model, main, self._options.common())
         self._parts.attach(replace=replace)
         (optimizer_state.attach if save_with_optimizer else optimizer_state.watch)(self._parts)
 

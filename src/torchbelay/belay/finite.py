@@ -35,6 +35,16 @@ class Guard:
             "copy_to_model()"
         )
 
+    def look_at_sums(self, sums: list[Tensor], step: int) -> Tensor | None:
+        """Return 1 if the sums over all workers are finite and 0 if not, or raise; None if they are known to be."""
+        good = arithmetic.finite(sums)
+        if self.raises and not bool(good):
+            raise FloatingPointError(
+                f"the weights of a worker are not finite at the sync of step {step}, on this rank or another: no "
+                "average has moved. Load a checkpoint, or go back to the average by copy_to_model()"
+            )
+        return None if self.raises else good
+
     def check(self, wanted: Named) -> None:
         """Refuse to begin an average at weights that are not finite."""
         if not self.is_good(wanted):

@@ -9,7 +9,7 @@ import torch
 from torchbelay.ops.backend import check
 from torchbelay.physics import arguments
 
-from .team import Team, check_options
+from .team import Team
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 Buffers = Literal["copy", "average", "ignore"]
@@ -36,6 +36,14 @@ class OptionArguments(TypedDict, total=False):
     device: str | torch.device | None
     keep_initial: bool
     workers: Any
+
+
+class Kept(TypedDict):
+    """The options that every average has of its own."""
+
+    home: torch.device | None
+    every: int
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,17 @@ class Options:
         if not isinstance(self.keep_initial, bool):
             raise TypeError(f"keep_initial={self.keep_initial!r} is neither True nor False")
         if self.team is not None:
-            check_options(self)
+            self._check_with_workers()
+
+    @property
+    def number_of_workers(self) -> int:
+        """The workers that share the average."""
+        return 1 if self.team is None else self.team.count
+
+    @property
+    def kept(self) -> Kept:
+        """Return what an average must know: where it is kept, how often it moves, and for how many workers."""
+        return {"home": self.home, "every": self.every, "workers": self.number_of_workers}
 
     @cached_property
     def team(self) -> Team | None:
@@ -125,6 +143,27 @@ class Options:
                 f"device={self.device!r} cannot be used here ({reason}); use None, for averages beside their "
                 "parameters, or 'cpu'"
             ) from problem
+
+    def _check_with_workers(self) -> None:
+        """Refuse options that do not go with workers."""
+        apart = (
+            "workers that train apart first have no common weights to begin at; make the Belay when they are to begin"
+        )
+        foreach = "workers are moved by foreach; leave it out"
+        reasons = {
+            "start": (self.start > 0, apart),
+            "buffers": (self.buffers == "average", "buffers are each worker's own; use buffers='copy'"),
+            "impl": (self.impl not in ("auto", "foreach"), foreach),
+            "rounding": (self.rounding != "nearest", foreach),
+            "device": (self.device is not None, "the average pulls the weights; leave it out"),
+        }
+        for name, (holds, why) in reasons.items():
+            if holds:
+                raise ValueError(f"{name}={getattr(self, name)!r} does not go with workers=: {why}")
+
+    def common(self) -> dict[str, object]:
+        """Return the options that workers must have in common."""
+        return {**self.saved(), "dtype": self.dtype, "on_nonfinite": self.on_nonfinite}
 
     def saved(self) -> dict[str, int | str]:
         """Return the options that a checkpoint must agree about; `keep_initial` and `workers` only if they are on."""

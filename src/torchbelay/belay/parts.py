@@ -18,7 +18,7 @@ from torchbelay.physics.readouts import Readout
 from torchbelay.physics.warnings import warn
 
 from . import company, family, joint, modules
-from .average import MAIN, Average, Entry, Rule, WholeAverage
+from .average import MAIN, Average, Entry, Rule, Wanted, WholeAverage
 from .averages import Averages, Checked
 from .clock import Clock
 from .cohort import Cohort
@@ -30,7 +30,7 @@ from .parameters import Names
 from .readout import Reading
 from .signals import signals_held
 from .stepper import Stepper
-from .team import all_or_none
+from .team import all_or_none, forget_beginning, loaded_facts
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
 
@@ -50,13 +50,7 @@ class Part:
         initial: Initial,
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
-        averages = {
-            name: Average(
-                name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial,
-                workers=1 if options.team is None else options.team.count,
-            )
-            for name, rule in rules.items()
-        }  # fmt: skip
+        averages = {n: Average(n, rule, pulls=n == MAIN, initial=initial, **options.kept) for n, rule in rules.items()}
         self.averages = Averages(model, optimizer, averages, options, self.clock)
         self.stepper = Stepper(model, optimizer, self.averages, options, self.clock, member)
 
@@ -83,10 +77,8 @@ class Part:
         entries = [e for e in self.averages.each[MAIN].entries.values() if id(e.w1) in groups]
         firsts = {groups[id(e.w1)]: e for e in reversed(entries)}
         rates = {group: self.averages.parameters.lr(group) for group in sorted(firsts)}
-        step, every, team = self.clock.count, self.options.every, self.options.team
-        workers = 1 if team is None else team.count
-        scale = {g: firsts[g].effective_lr_scale(step, lr or 0.0, every, workers) for g, lr in rates.items()}
-        return {g: lr * scale[g] for g, lr in rates.items() if lr is not None}
+        at = self.clock.count, self.options.every, self.options.number_of_workers
+        return {g: lr * firsts[g].effective_lr_scale(lr, *at) for g, lr in rates.items() if lr is not None}
 
     def trained(self) -> joint.Trained:
         """Return what a state says of the optimizer."""
@@ -95,9 +87,8 @@ class Part:
 
     def load(self, checked: Checked) -> None:
         """Go on from a state that fits."""
+        forget_beginning(self.averages.team)
         self.averages.load(checked)
-        if self.averages.team is not None:
-            self.averages.team.forget_beginning()
         self.stepper.forget_the_step()
         self.unseen.forget()
 
@@ -166,8 +157,8 @@ class Parts:
 
     # Beginning ---------------------------------------------------------------------------------------------------
 
-    def check(self, *, replace: bool) -> None:
-        """Refuse what cannot be averaged, and warn about what will not go well; changes nothing."""
+    def check(self, *, replace: bool) -> list[Wanted]:
+        """Refuse what cannot be averaged, warn of what will not go well; return what the main average is to follow."""
         self._refuse_shared()
         names = modules.names_by_id(self.model)
         found = [part.averages.wanted(names) for part in self.each]
@@ -179,14 +170,13 @@ class Parts:
         if not replace:
             company.refuse_second_pull(self.member, pulled_by(main))
         modules.refuse_clashes(self.model)
-        if self.team is not None:
-            self.team.check(self.model, main)
         self.first.averages.check_buffers()
         everything = [wanted for each in found for some in each.values() for wanted in some]
         check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
         warn_of_rounding(main, rounding=self._options.rounding)
         for part, each in zip(self.each, found, strict=True):
             warn_of_feedback(each[MAIN], part.optimizer)
+        return main
 
     def _why_nothing(self, names: Names) -> str:
         if any(id(p) in names for p in self.parameters()):
@@ -201,20 +191,6 @@ class Parts:
             for p in part.averages.parameters.all:
                 if (owner := owners.setdefault(id(p), part)) is not part:
                     family.refuse_shared(self.model, id(p), owner.optimizer, part.optimizer)
-
-    def facts(self) -> dict[str, object]:
-        """Return what all workers must agree about; refuses what this one cannot begin with."""
-        assert self.team is not None
-        if len(self.averages) > 1:
-            raise ValueError(
-                f"spectators={list(self.averages)[1:]} do not go with workers=: each worker would have its own; make a "
-                "second Belay for them, without workers="
-            )
-        found = [part.averages.wanted()[MAIN] for part in self.each]
-        for part, wanted in zip(self.each, found, strict=True):
-            if part.averages.guard is not None:
-                part.averages.guard.check([(each.name, each.parameter) for each in wanted])
-        return self.team.facts([each for wanted in found for each in wanted], self._options)
 
     def attach(self, *, replace: bool) -> None:
         """Begin the averages, unless they begin later, and follow the optimizers."""
@@ -335,10 +311,9 @@ class Parts:
     def restart(self) -> None:
         """Begin every average again at the weights as they are; refuses before any of them has changed."""
         self.follow_model()
-        with all_or_none(self.team) as facts:
+        with all_or_none(self.team):
             for part in self.each:
                 part.averages.check_restart()
-            facts["the call"] = "reset"
         for part in self.each:
             part.averages.restart()
             part.stepper.forget_the_step()
@@ -368,8 +343,7 @@ class Parts:
         """Go on from a state; one that does not fit is refused, and changes nothing."""
         with all_or_none(self.team) as facts:
             checked = self.checked(state, strict=strict)
-            if self.team is not None:
-                facts |= self.team.loaded_facts(each.state for each in checked)
+            facts |= loaded_facts(self.team, [each.state for each in checked])
         for part, each in zip(self.each, checked, strict=True):
             part.load(each)
         self.live.follow(moved=True)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchbelay.ops import arithmetic
 from torchbelay.ops.backend import choose
 from torchbelay.ops.workers import Sync
 
@@ -21,6 +20,7 @@ from .plan import Plan, Update, Work
 from .signals import signals_held
 from .states import Idle, Skipped, State, UnderWay
 from .swap import Swap
+from .team import warn_if_apart
 from .validate import pulled_by
 
 
@@ -133,7 +133,7 @@ class Stepper:
         """Make the work of a step, and prepare for it, or hand the work over to an optimizer that takes it."""
         plan = self._current_plan()
         if self._team is not None:
-            self._team.warn_if_apart()
+            warn_if_apart(self._team)
         rate = None
         if update is not None:
             rate = update.rate
@@ -234,19 +234,15 @@ class Stepper:
 
         What is not finite on any worker is not finite in the sum, which all of them have: they come to one answer.
         """
-        guard, prepared = self._averages.guard, work.prepared
-        assert isinstance(prepared, Sync)
-        sums = prepared.exchange()
-        if guard is None or not sums:
+        assert isinstance(work.prepared, Sync)
+        sums = work.prepared.exchange()
+        if self._averages.guard is None or not sums:
             return
-        good = arithmetic.finite(sums)
-        if guard.raises and not bool(good):
+        try:
+            work.keep = self._averages.guard.look_at_sums(sums, self._clock.count + 1)
+        except FloatingPointError:
             self._drop_the_last()
-            raise FloatingPointError(
-                f"the weights of a worker are not finite at the sync of step {self._clock.count + 1}, on this rank or "
-                "another: no average has moved. Load a checkpoint, or go back to the average by copy_to_model()"
-            )
-        work.keep = None if guard.raises else good
+            raise
 
     @torch.no_grad()
     def after(self) -> None:

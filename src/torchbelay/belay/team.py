@@ -22,7 +22,6 @@ from .shard import is_sharded, loaded, local
 
 if TYPE_CHECKING:
     from .average import Entry, Wanted
-    from .options import Options
 
 
 class Team:
@@ -31,7 +30,7 @@ class Team:
     def __init__(self, group: Any) -> None:
         self.group = group_of("workers", group)
         self.count = torch.distributed.get_world_size(self.group)
-        self._apart: str | None = None  # a parameter that began elsewhere than the first worker's
+        self.apart: str | None = None  # a parameter that began elsewhere than the first worker's
 
     @contextmanager
     def agreeing(self) -> Iterator[dict[str, object]]:
@@ -43,65 +42,6 @@ class Team:
             agree(self.group, {}, problem)
             raise
         agree(self.group, facts)
-
-    # Beginning ---------------------------------------------------------------------------------------------------
-
-    def share(self, entries: Iterable["Entry"]) -> None:
-        """Let the averages of these entries be those of the first worker, on all workers; a collective."""
-        alike: dict[tuple[torch.device, torch.dtype], list[Entry]] = {}
-        for e in entries:
-            alike.setdefault((local(e.w2).device, e.w2.dtype), []).append(e)
-        first = torch.distributed.get_process_group_ranks(self.group)[0]
-        for some in alike.values() if self.count > 1 else ():
-            mine = [local(e.w2) for e in some]
-            vector = torch.cat([t.reshape(-1) for t in mine])
-            torch.distributed.broadcast(vector, src=first, group=self.group)
-            parts = torch.split(vector, [t.numel() for t in mine])
-            theirs = [part.view(t.shape) for part, t in zip(parts, mine, strict=True)]
-            changed = [e.name for e, yes in zip(some, arithmetic.differ(mine, theirs), strict=True) if yes]
-            self._apart = changed[0] if changed else self._apart
-            arithmetic.copy_(mine, theirs)
-
-    def forget_beginning(self) -> None:
-        """Forget how the averages began: a state was loaded, in which workers may be apart."""
-        self._apart = None
-
-    def warn_if_apart(self) -> None:
-        """Warn, once, before a step of a worker that began with other weights than the first one."""
-        if self._apart is not None:
-            name, self._apart = self._apart, None
-            warn(
-                f"this worker began with other weights than the first one ({name!r} differs), and the average with "
-                "those of the first: seed all workers alike before they make their models, or let all load the same "
-                "weights"
-            )
-
-    # What must be the same ---------------------------------------------------------------------------------------
-
-    def facts(self, wanted: Iterable["Wanted"], options: "Options") -> dict[str, object]:
-        """Return what all workers must agree about."""
-        found = list(wanted)
-        texts = {id(each.method): _text(each.method) for each in found}
-        return {
-            "the number of workers": self.count,
-            "options": options.saved() | {"dtype": options.dtype, "on_nonfinite": options.on_nonfinite},
-            "the shapes": {each.name: f"{tuple(local(each.parameter).shape)}" for each in found},
-            "the methods": {each.name: texts[id(each.method)] for each in found},
-        }
-
-    def loaded_facts(self, states: Iterable[Mapping[str, Any]]) -> dict[str, object]:
-        """Return what must be the same in the states that workers load: steps, and averages bit for bit."""
-        found = list(states)
-        averages = [average for state in found for average in state["averages"].values()]
-        return {
-            "the step of the state": [state["step"] for state in found],
-            **{
-                f"{what} of the state": {name: _checksum(t) for each in averages for name, t in each[what].items()}
-                for what in ("weights", "velocities2")
-            },
-        }
-
-    # What is refused ---------------------------------------------------------------------------------------------
 
     def check(self, model: nn.Module, wanted: Iterable["Wanted"]) -> None:
         """Refuse methods that workers cannot share, and models whose ranks exchange gradients or parts of weights."""
@@ -135,6 +75,92 @@ def all_or_none(team: Team | None) -> AbstractContextManager[dict[str, object]]:
     return nullcontext({}) if team is None else team.agreeing()
 
 
+# Beginning ------------------------------------------------------------------------------------------------------------
+
+
+def share(team: Team | None, entries: Iterable["Entry"]) -> None:
+    """Let the averages of these entries be those of the first worker, on all workers; a collective."""
+    if team is None or team.count == 1:
+        return
+    alike: dict[tuple[torch.device, torch.dtype], list[Entry]] = {}
+    for e in entries:
+        alike.setdefault((local(e.w2).device, e.w2.dtype), []).append(e)
+    first = torch.distributed.get_process_group_ranks(team.group)[0]
+    for some in alike.values():
+        mine = [local(e.w2) for e in some]
+        vector = torch.cat([t.reshape(-1) for t in mine])
+        torch.distributed.broadcast(vector, src=first, group=team.group)
+        parts = torch.split(vector, [t.numel() for t in mine])
+        theirs = [part.view(t.shape) for part, t in zip(parts, mine, strict=True)]
+        changed = [e.name for e, yes in zip(some, arithmetic.differ(mine, theirs), strict=True) if yes]
+        team.apart = changed[0] if changed else team.apart
+        arithmetic.copy_(mine, theirs)
+
+
+def forget_beginning(team: Team | None) -> None:
+    """Forget how the averages began: a state was loaded, in which workers may be apart."""
+    if team is not None:
+        team.apart = None
+
+
+def warn_if_apart(team: Team) -> None:
+    """Warn, once, before a step of a worker that began with other weights than the first one."""
+    if team.apart is not None:
+        name, team.apart = team.apart, None
+        warn(
+            f"this worker began with other weights than the first one ({name!r} differs), and the average with those "
+            "of the first: seed all workers alike before they make their models, or let all load the same weights"
+        )
+
+
+# What must be the same ------------------------------------------------------------------------------------------------
+
+
+def common_facts(
+    team: Team | None, model: nn.Module, wanted: Iterable["Wanted"], options: Mapping[str, object]
+) -> dict[str, object]:
+    """Return what all workers must agree about; refuses what they cannot share. Nothing without a team."""
+    if team is None:
+        return {}
+    found = list(wanted)
+    team.check(model, found)
+    texts = {id(each.method): _text(each.method) for each in found}
+    return {
+        "the number of workers": team.count,
+        "options": options,
+        "the shapes": {each.name: f"{tuple(local(each.parameter).shape)}" for each in found},
+        "the methods": {each.name: texts[id(each.method)] for each in found},
+    }
+
+
+def loaded_facts(team: Team | None, states: Iterable[Mapping[str, Any]]) -> dict[str, object]:
+    """Return what must be the same in the states that workers load: steps, and averages bit for bit."""
+    if team is None:
+        return {}
+    found = list(states)
+    averages = [average for state in found for average in state["averages"].values()]
+    return {
+        "the step of the state": [state["step"] for state in found],
+        **{
+            f"{what} of the state": {name: _checksum(t) for each in averages for name, t in each[what].items()}
+            for what in ("weights", "velocities2")
+        },
+    }
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def refuse_spectators(team: Team | None, names: Iterable[str]) -> None:
+    """Refuse averages beside the main one, which is the first of these names."""
+    _, *spectators = names
+    if team is not None and spectators:
+        raise ValueError(
+            f"spectators={spectators} do not go with workers=: each worker would have its own; make a second Belay for "
+            "them, without workers="
+        )
+
+
 def check_method(method: Method, workers: int) -> None:
     """Refuse a method that workers cannot share."""
     kind = gathering(method)
@@ -158,21 +184,6 @@ def check_method(method: Method, workers: int) -> None:
             )
     period = getattr(method, "period", 1)
     share_of_each(method, method.coupling(period, 1e-12), workers)
-
-
-def check_options(options: "Options") -> None:
-    """Refuse options that do not go with workers."""
-    reasons = {
-        "start": (options.start > 0, "workers that train apart first have no common weights to begin at; make the "
-                  "Belay when the workers are to begin, with start=0"),
-        "buffers": (options.buffers == "average", "buffers are each worker's own; use buffers='copy'"),
-        "impl": (options.impl not in ("auto", "foreach"), "workers are moved by foreach; use impl='auto'"),
-        "rounding": (options.rounding != "nearest", "workers are moved by foreach; use rounding='nearest'"),
-        "device": (options.device is not None, "the average pulls the weights; leave device out"),
-    }  # fmt: skip
-    for name, (holds, why) in reasons.items():
-        if holds:
-            raise ValueError(f"{name}={getattr(options, name)!r} does not go with workers=: {why}")
 
 
 def _text(method: Method) -> str:
