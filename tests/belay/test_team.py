@@ -149,7 +149,7 @@ def test_a_worker_that_begins_elsewhere_is_warned_once(alone: Any, monkeypatch: 
     """Two workers, of whom the first has other weights: what it sends is made up here."""
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
     monkeypatch.setattr(dist, "broadcast", lambda vector, src, group: vector.add_(1.0))
-    monkeypatch.setattr("torchbelay.belay.team.agree", lambda group, facts, problem=None: None)
+    monkeypatch.setattr("torchbelay.belay.agreement.agree", lambda group, facts, problem=None: None)
     monkeypatch.setattr(dist, "all_reduce", lambda vector, group: None)
     model, optimizer, belay = run(tb.methods.easgd(0.1), 0, workers=alone)
     name, first = next(iter(model.named_parameters()))

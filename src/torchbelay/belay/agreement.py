@@ -1,6 +1,7 @@
 """What the ranks of a group must agree about before they work together: one small exchange, and all refuse or none."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
@@ -44,12 +45,31 @@ def group_of(what: str, given: Any) -> Any:
     return given
 
 
-def agree(group: Any, facts: Facts, problem: Exception | None = None) -> None:
-    """Raise on every rank of the group if the ranks differ in their facts, or if one of them has a problem; else return.
+@contextmanager
+def agreement(group: Any | None) -> Iterator[dict[str, object]]:
+    """Let the ranks of a group do in the block what may be refused: if one rank refuses, all do.
 
-    A collective: every rank must call, with the problem that it has found by itself, if it has. That rank raises its own
-    error. The others raise a ValueError that names the rank, or what differs. Facts are compared by their texts. Ranks
-    that agree exchange one digest; only ranks that do not send their facts.
+    So the block must change nothing. It puts facts into the dict, in which the ranks must not differ. Without a group
+    it is a block as any other.
+    """
+    facts: dict[str, object] = {}
+    if group is None:
+        yield facts
+        return
+    try:
+        yield facts
+    except Exception as problem:
+        agree(group, facts, problem)
+        raise
+    agree(group, facts)
+
+
+def agree(group: Any, facts: Facts, problem: Exception | None = None) -> None:
+    """Raise on every rank of the group if the ranks differ in their facts, or if one of them has a problem.
+
+    A collective: every rank must call, with the problem that it has found by itself, if it has. That rank raises its
+    own error. The others raise a ValueError that names the rank, or what differs. Facts are compared by their texts.
+    Ranks that agree exchange one digest; only ranks that do not send their facts.
     """
     trouble = None if problem is None else f"{type(problem).__name__}: {problem}"
     told = {key: _texts(value) for key, value in facts.items()}
@@ -85,9 +105,9 @@ def _difference(ranks: list[int], told: list[dict[str, dict[str, str]]]) -> str:
             here, there = first.get(key, {}), other.get(key, {})
             for name in (*here, *(name for name in there if name not in here)):
                 if here.get(name) != there.get(name):
-                    of = f" of {name!r}" if name else ""
+                    what = f"{name!r} is " if name else ""
                     return (
-                        f"the ranks disagree about {key}{of}: {_named(here, name)} on rank {ranks[0]}, "
+                        f"the ranks disagree about {key}: {what}{_named(here, name)} on rank {ranks[0]} and "
                         f"{_named(there, name)} on rank {rank}; build Belay alike on every rank of the group"
                     )
             if list(here) != list(there):
@@ -111,7 +131,7 @@ def _cut(text: str) -> str:
 
 
 def _dimension(mesh: Any) -> str:
-    return (mesh.mesh_dim_names or ("dp",))[0]  # type: ignore[no-any-return]
+    return str((mesh.mesh_dim_names or ("dp",))[0])
 
 
 def _not_a_member(what: str) -> str:

@@ -4,8 +4,8 @@
 average, and go on from the same step. What one worker refuses, all refuse, so that none waits for another.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn
 from torchbelay.physics.workers import gathering, share_of_each
 
-from .agreement import agree, group_of
+from .agreement import agreement, group_of
 from .shard import is_sharded, loaded, local
 
 if TYPE_CHECKING:
@@ -31,17 +31,6 @@ class Team:
         self.group = group_of("workers", group)
         self.count = torch.distributed.get_world_size(self.group)
         self.apart: str | None = None  # a parameter that began elsewhere than the first worker's
-
-    @contextmanager
-    def agreeing(self) -> Iterator[dict[str, object]]:
-        """Let every worker go on after the block, or none: a problem of one, or facts that differ, raise on all."""
-        facts: dict[str, object] = {}
-        try:
-            yield facts
-        except Exception as problem:
-            agree(self.group, {}, problem)
-            raise
-        agree(self.group, facts)
 
     def check(self, model: nn.Module, wanted: Iterable["Wanted"]) -> None:
         """Refuse methods that workers cannot share, and models whose ranks exchange gradients or parts of weights."""
@@ -72,7 +61,7 @@ class Team:
 
 def all_or_none(team: Team | None) -> AbstractContextManager[dict[str, object]]:
     """Let all workers do what follows, or none, if they agree about facts; without a team, a process alone does it."""
-    return nullcontext({}) if team is None else team.agreeing()
+    return agreement(None if team is None else team.group)
 
 
 # Beginning ------------------------------------------------------------------------------------------------------------

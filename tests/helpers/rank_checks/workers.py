@@ -286,7 +286,7 @@ def workers_refuse_states_of_different_steps_or_averages_all_together(folder: Pa
     spoilt = copy.deepcopy(late)
     if last:
         spoilt["averages"]["average"]["velocities2"]["scale"][0] += 1e-9
-    with refused(ValueError, "disagree about velocities2 of the state of 'scale'"):
+    with refused(ValueError, "disagree about velocities2 of the state: 'scale' is"):
         mine.belay.load_state_dict(spoilt)
     if last:
         del spoilt["averages"]["average"]["weights"]["scale"]
@@ -311,11 +311,11 @@ def workers_that_disagree_all_refuse_and_nothing_is_attached(folder: Path) -> No
     renamed.third = renamed.second
     del renamed.second
     for words, method, net, options in (
-        (("the methods of 'scale'", "easgd", "easgd"), tb.methods.easgd(0.2 if last else 0.1), Net(), {}),
-        (("the shapes of 'scale'", "(5,)", "(1,)"), DILOCO, narrow if last else Net(), {}),
-        (("the shapes of 'second.weight'", "missing"), DILOCO, renamed if last else Net(), {}),
-        (("options of 'every'", "4", "2"), BELAY, Net(), {"every": 2 if last else 4}),
-        (("options of 'dtype'", "None", "float32"), BELAY, Net(), {"dtype": torch.float32 if last else None}),
+        (("the methods: 'scale' is easgd", "easgd"), tb.methods.easgd(0.2 if last else 0.1), Net(), {}),
+        (("the shapes: 'scale' is (5,)", "(1,)"), DILOCO, narrow if last else Net(), {}),
+        (("the shapes: 'second.weight' is", "missing"), DILOCO, renamed if last else Net(), {}),
+        (("options: 'every' is 4", "2"), BELAY, Net(), {"every": 2 if last else 4}),
+        (("options: 'dtype' is None", "float32"), BELAY, Net(), {"dtype": torch.float32 if last else None}),
     ):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         with refused(ValueError, "disagree about", *words):
