@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchbelay.ops.backend import choose
-from torchbelay.ops.workers import Sync
 
-from . import company
+from . import company, replicas
+from .agreement import agreement
 from .averages import Averages
 from .clock import Clock
+from .finite import exchanged
 from .hooks import StepHooks
 from .options import Options
 from .phantom import is_phantom
@@ -51,7 +52,9 @@ class Stepper:
         self._team = options.team
         self.backend = choose(options.impl, rounding=options.rounding, home=options.home, workers=options.team)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
-        alone = averages.guard is not None or not self.backend.fuses
+        # A slice of the weights is none of the tensors that an optimizer's own pass goes over.
+        self._slices = averages.slices
+        alone = averages.guard is not None or not self.backend.fuses or self._slices is not None
         fusing: object = None if alone else optimizer
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
@@ -177,7 +180,12 @@ class Stepper:
     def _current_plan(self) -> Plan:
         """Follow what changed since the last step, and return the plan for the averages as they are now."""
         averages = self._averages
+        if self._slices is not None:
+            self._slices.follow()
         if not averages.parameters.is_current():
+            if self._slices is not None:
+                with agreement(self._slices.group) as facts:
+                    facts |= replicas.facts([averages.wanted()], self._options)
             averages.adopt_changes(lambda wanted: company.refuse_second_pull(self._member, pulled_by(wanted)))
         if self._options.buffers == "average":
             averages.fit_buffers()
@@ -212,7 +220,11 @@ class Stepper:
                 "updated the average. The weights come back when the block is left; then load a checkpoint or reset()"
             )
         if self._team is not None and isinstance(state, UnderWay):
-            self._exchange(state.work)
+            try:
+                state.work.keep = exchanged(state.work.prepared, guard, self._clock.count + 1)
+            except FloatingPointError:
+                self._drop_the_last()
+                raise
             return
         if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
             return
@@ -228,21 +240,6 @@ class Stepper:
             # bool() waits for the device, but for a method with a memory the host waits at every step anyway.
             if work.memories and not bool(good):
                 work.forget()
-
-    def _exchange(self, work: Work) -> None:
-        """Let all workers sum what they contribute, if this step is a sync; nothing has moved yet.
-
-        What is not finite on any worker is not finite in the sum, which all of them have: they come to one answer.
-        """
-        assert isinstance(work.prepared, Sync)
-        sums = work.prepared.exchange()
-        if self._averages.guard is None or not sums:
-            return
-        try:
-            work.keep = self._averages.guard.look_at_sums(sums, self._clock.count + 1)
-        except FloatingPointError:
-            self._drop_the_last()
-            raise
 
     @torch.no_grad()
     def after(self) -> None:
@@ -262,7 +259,11 @@ class Stepper:
             )
         work.begun = True
         if work.prepared is not None and not work.carried:
+            if self._slices is not None:
+                self._slices.follow()  # an optimizer may have put other memory in the place of the weights
             work.prepared.finish(work.keep)
+            if self._slices is not None:
+                self._slices.spread_pulled(work.moves)
         for buffers in work.buffers:
             buffers.take(work.keep)
         if self._options.buffers == "copy" and any(average.buffers for average in self._averages.each.values()):

@@ -64,6 +64,17 @@ def all_or_none(team: Team | None) -> AbstractContextManager[dict[str, object]]:
     return agreement(None if team is None else team.group)
 
 
+def group_of_either(shard: Any, workers: Any) -> Any | None:
+    """Return the process group of `shard=` or of `workers=`, if one of them is given; refuses both."""
+    if shard is not None and workers is not None:
+        raise ValueError(
+            "shard= and workers= exclude each other: replicas that share an average hold the same weights, and workers "
+            "do not; leave one of them out"
+        )
+    given, what = (shard, "shard") if workers is None else (workers, "workers")
+    return None if given is None else group_of(what, given)
+
+
 # Beginning ------------------------------------------------------------------------------------------------------------
 
 
@@ -123,17 +134,13 @@ def common_facts(
 
 
 def loaded_facts(team: Team | None, states: Iterable[Mapping[str, Any]]) -> dict[str, object]:
-    """Return what must be the same in the states that workers load: steps, and averages bit for bit."""
+    """Return what must be the same in the states that workers load, beside the steps: averages, bit for bit."""
     if team is None:
         return {}
-    found = list(states)
-    averages = [average for state in found for average in state["averages"].values()]
+    averages = [average for state in states for average in state["averages"].values()]
     return {
-        "the step of the state": [state["step"] for state in found],
-        **{
-            f"{what} of the state": {name: _checksum(t) for each in averages for name, t in each[what].items()}
-            for what in ("weights", "velocities2")
-        },
+        f"{what} of the state": {name: _checksum(t) for each in averages for name, t in each[what].items()}
+        for what in ("weights", "velocities2")
     }
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from torchbelay.belay import Belay
-from torchbelay.belay.average import Rule
+from torchbelay.belay.rules import Rule
 from torchbelay.physics.method import Method
 
 _PREPARE = "call accelerator.prepare(model, optimizer) first, and give attach() what it returns"

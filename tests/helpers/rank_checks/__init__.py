@@ -6,11 +6,14 @@ bit with ordinary tensors that take the same steps.
 """
 
 from . import (  # noqa: F401  # each registers its checks
+    agreeing,
     carrying,
     recording,
     saving,
     several,
     sharding,
+    sharing,
+    sharing_saved,
     spreading,
     teaching,
     workers,

@@ -281,7 +281,7 @@ def workers_refuse_states_of_different_steps_or_averages_all_together(folder: Pa
     mine.train(range(4, 7))
     late, before = copy.deepcopy(mine.belay.state_dict()), mine.average()
     last = dist.get_rank() == dist.get_world_size() - 1
-    with refused(ValueError, "disagree about the step of the state"):
+    with refused(ValueError, "disagree about the state of optimizer 0: 'step' is"):
         mine.belay.load_state_dict(early if last else late)
     spoilt = copy.deepcopy(late)
     if last:
