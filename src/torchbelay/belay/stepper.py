@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchbelay.ops.backend import choose
-from torchbelay.ops.workers import Sync
 
 from . import company
 from .averages import Averages
 from .clock import Clock
+from .finite import exchanged
 from .hooks import StepHooks
 from .options import Options
 from .phantom import is_phantom
@@ -212,7 +212,11 @@ class Stepper:
                 "updated the average. The weights come back when the block is left; then load a checkpoint or reset()"
             )
         if self._team is not None and isinstance(state, UnderWay):
-            self._exchange(state.work)
+            try:
+                state.work.keep = exchanged(state.work.prepared, guard, self._clock.count + 1)
+            except FloatingPointError:
+                self._drop_the_last()
+                raise
             return
         if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
             return
@@ -228,21 +232,6 @@ class Stepper:
             # bool() waits for the device, but for a method with a memory the host waits at every step anyway.
             if work.memories and not bool(good):
                 work.forget()
-
-    def _exchange(self, work: Work) -> None:
-        """Let all workers sum what they contribute, if this step is a sync; nothing has moved yet.
-
-        What is not finite on any worker is not finite in the sum, which all of them have: they come to one answer.
-        """
-        assert isinstance(work.prepared, Sync)
-        sums = work.prepared.exchange()
-        if self._averages.guard is None or not sums:
-            return
-        try:
-            work.keep = self._averages.guard.look_at_sums(sums, self._clock.count + 1)
-        except FloatingPointError:
-            self._drop_the_last()
-            raise
 
     @torch.no_grad()
     def after(self) -> None:
