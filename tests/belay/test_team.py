@@ -117,6 +117,13 @@ def test_an_average_of_workers_cannot_be_changed_in_place(alone: Any) -> None:
         belay.change(tb.methods.easgd(0.1))
 
 
+def test_snapshots_of_an_average_of_workers_are_refused(alone: Any, tmp_path: Path) -> None:
+    _, _, belay = run(DILOCO, 1, workers=alone)
+    with pytest.raises(ValueError, match="belay has an average that several workers share.*record a second Belay"):
+        tb.snapshots.Recorder(belay, tmp_path / "snapshots", every=1)
+    assert not (tmp_path / "snapshots").exists()
+
+
 def test_reset_and_late_parameters_begin_at_the_weights(alone: Any) -> None:
     model, optimizer, belay = run(DILOCO, 4, workers=alone)
     belay.reset()

@@ -40,14 +40,8 @@ class Averages:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, each: dict[str, Average], options: Options, clock: Clock
     ) -> None:
-        self._model, self.optimizer, self._options, self.clock, self.team = (
-            model,
-            optimizer,
-            options,
-            clock,
-            options.team,
-        )
-        self.each = each
+        self._model, self.optimizer, self._options, self.clock = model, optimizer, options, clock
+        self.each, self.team = each, options.team
         self.relatives: family.Relatives = family.nobody
         self.parameters = Parameters(model, optimizer)
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
