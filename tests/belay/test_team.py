@@ -111,10 +111,37 @@ def test_what_does_not_go_with_workers_is_refused(alone: Any, method: Any, optio
     assert not optimizer._optimizer_step_pre_hooks
 
 
+class Halfway:
+    """A method that says of itself that workers meet, and lets them meet halfway."""
+
+    varies, pulls = "never", True
+
+    def __init__(self, gathering: str) -> None:
+        self.gathering = gathering
+
+    def coupling(self, step: int, lr: float) -> tb.Coupling:
+        return tb.Coupling(0.25, 0.25, 0.75, 0.25)
+
+
+def test_a_method_of_ones_own_takes_part_if_it_says_how(alone: Any) -> None:
+    assert run(Halfway("spring"), 3, workers=alone)[2].step == 3
+    with pytest.raises(ValueError, match=r"says that workers meet.*its weights and average do not: a \+ b = 0\.5"):
+        run(Halfway("mean"), 0, workers=alone)
+    with pytest.raises(ValueError, match=r"gathering='springs' of .* is unknown; it is 'spring' or 'mean'"):
+        run(Halfway("springs"), 0, workers=alone)
+
+
 def test_an_average_of_workers_cannot_be_changed_in_place(alone: Any) -> None:
     _, _, belay = run(DILOCO, 1, workers=alone)
     with pytest.raises(RuntimeError, match=r"change\(\) of an average that several workers share: make a new Belay"):
         belay.change(tb.methods.easgd(0.1))
+
+
+def test_snapshots_of_an_average_of_workers_are_refused(alone: Any, tmp_path: Path) -> None:
+    _, _, belay = run(DILOCO, 1, workers=alone)
+    with pytest.raises(ValueError, match=r"belay has an average that several workers share.*record a second Belay"):
+        tb.snapshots.Recorder(belay, tmp_path / "snapshots", every=1)
+    assert not (tmp_path / "snapshots").exists()
 
 
 def test_reset_and_late_parameters_begin_at_the_weights(alone: Any) -> None:

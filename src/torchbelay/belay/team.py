@@ -178,8 +178,15 @@ def check_method(method: Method, workers: int) -> None:
                 f"workers={workers} with {method!r} would let every worker go its own way, for the average does not "
                 "pull; give m1 a finite value, or use methods.lookahead(k=..., alpha=1.0), the mean of all workers"
             )
-    period = getattr(method, "period", 1)
-    share_of_each(method, method.coupling(period, 1e-12), workers)
+    if kind not in ("spring", "mean"):
+        raise ValueError(f"gathering={kind!r} of {method!r} is unknown; it is 'spring' or 'mean'")
+    sync = method.coupling(getattr(method, "period", 1), 1e-12)
+    if kind == "mean" and sync.b and not sync.meets:
+        raise ValueError(
+            f"{method!r} says that workers meet (gathering='mean'), and at a sync its weights and average do not: "
+            f"a + b = {sync.rate:.4g}; they do if a + b = 1, p = 1 − a and q = b"
+        )
+    share_of_each(method, sync, workers)
 
 
 def _text(method: Method) -> str:
