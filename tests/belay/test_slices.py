@@ -87,6 +87,21 @@ def equal(found: dict[str, Tensor], expected: dict[str, Tensor], impl: str) -> b
     return all(torch.allclose(found[name], expected[name], rtol=1e-6, atol=1e-7) for name in expected)
 
 
+@pytest.mark.thorough
+def test_kernels_that_follow_a_schedule_send_at_its_syncs_alone(group, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    gather = gathering._all_gather
+    monkeypatch.setattr(gathering, "_all_gather", lambda *a, **how: (sent.append(a[1].nbytes), gather(*a, **how)))
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tb.Belay(model, optimizer, tb.methods.lookahead(k=3), impl="triton", shard=group)
+    counts = []
+    for seed in range(6):
+        step(model, optimizer, seed)
+        counts.append(len(sent))
+    assert counts == [0, 0, 1, 1, 1, 2]
+
+
 def test_several_averages_of_a_parameter_follow_one_view_of_it(group) -> None:
     """Kernels take what several averages do to a tensor for one piece of work only if they see one tensor."""
     model = small()
