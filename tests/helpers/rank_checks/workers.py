@@ -588,3 +588,12 @@ def numbers_to_log_are_those_of_the_worker_and_the_effective_rate_that_of_all(fo
         stats = Attached(method).train(range(2)).belay.stats()
         assert stats["effective_lr"] == pytest.approx(0.02 * scale), method
         assert stats["tension"] > 0
+
+
+@on(2)
+def replicas_that_share_an_average_are_no_workers(folder: Path) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with refused(ValueError, "shard= and workers= exclude each other", "leave one of them out"):
+        tb.Belay(net, optimizer, DILOCO, shard=dist.group.WORLD, workers=dist.group.WORLD)
+    assert not optimizer._optimizer_step_pre_hooks
