@@ -96,8 +96,8 @@ def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 def about(average: WholeAverage, readout: Readout | None, *, step: int, start: int) -> dict[str, str]:
     """Return what a file says of the average that it holds."""
-    methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
-    read = {} if readout is None else {"readout": _label(readout)}
+    methods = dict.fromkeys(label(e.method) for e in average.entries.values())
+    read = {} if readout is None else {"readout": label(readout)}
     return {
         "average": average.name,
         "method": "; ".join(methods) or f"none before step {start}",
@@ -107,7 +107,7 @@ def about(average: WholeAverage, readout: Readout | None, *, step: int, start: i
     }
 
 
-def _label(thing: object) -> str:
+def label(thing: object) -> str:
     """Return a method or readout as a text for readers; the name of its class if a checkpoint could not tell it."""
     try:
         return describe(thing)

@@ -22,7 +22,7 @@ def stats(parts: Parts) -> dict[str, float | int]:
     if swap is None:
         average.refuse_other_shapes()
     entries = list(average.entries.values())
-    tension, size = _norms(entries, swap)
+    tension, size = norms(entries, swap)
     return {
         "step": parts.step,
         "tension": tension,
@@ -89,7 +89,7 @@ def _one_or_all(values: dict[str, T]) -> T | dict[str, T]:
     return different.pop() if len(different) == 1 else values
 
 
-def _norms(entries: list[Entry], swap: Swap | None) -> list[float]:
+def norms(entries: list[Entry], swap: Swap | None) -> list[float]:
     """Return ‖w2 − w1‖ and ‖w1‖ over all ranks, wherever weights and average are at present."""
     alike: dict[object, list[Entry]] = {}
     for e in entries:

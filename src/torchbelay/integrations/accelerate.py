@@ -67,7 +67,9 @@ def attach(
     if accelerator.distributed_type in _OWN_STEPS:
         raise ValueError(
             f"accelerator has distributed_type={accelerator.distributed_type.value}, which keeps flat pieces of the "
-            "weights in an engine of its own and steps without torch's hooks; use FSDP2 (fsdp_version=2) or DDP"
+            "weights in an engine of its own and steps without torch's hooks; for DeepSpeed call "
+            "torchbelay.integrations.deepspeed.attach(engine, method) with the model that prepare() returned, else use "
+            "FSDP2 (fsdp_version=2) or DDP"
         )
     given, stepping = _kept(model), _kept(optimizer)
     _refuse_unprepared(accelerator, _each(given), _each(stepping))
