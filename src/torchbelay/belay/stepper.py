@@ -13,7 +13,7 @@ from . import company, replicas
 from .agreement import agreement
 from .averages import Averages
 from .clock import Clock
-from .finite import exchanged
+from .finite import Guard, exchanged
 from .hooks import StepHooks
 from .options import Options
 from .phantom import is_phantom
@@ -175,7 +175,7 @@ class Stepper:
         if self._options.buffers == "average":
             work.buffers = plan.buffers(step, self._averages.lr, work.memories, rate)
         if fusing is None or not fusing.take_over(work):
-            self.prepare()
+            self._prepare()
 
     def _current_plan(self) -> Plan:
         """Follow what changed since the last step, and return the plan for the averages as they are now."""
@@ -198,6 +198,9 @@ class Stepper:
     @torch.no_grad()
     def prepare(self) -> None:
         """Copy what the coming step will need of the weights from before it."""
+        self._prepare()
+
+    def _prepare(self) -> None:
         state = self._state
         if not isinstance(state, UnderWay) or state.work.prepared is not None:
             return
@@ -209,7 +212,6 @@ class Stepper:
         work = state.work
         work.prepared = self.backend.prepare(work.moves, self._clock, capturing=work.capturing)
 
-    @torch.no_grad()
     def look(self) -> None:
         """Look at the weights that the optimizer has stepped, if asked to: they may not be finite."""
         guard, state, swap = self._averages.guard, self._state, self._member.swap
@@ -219,19 +221,18 @@ class Stepper:
                 f"averaged({swap.average.name!r}) was entered inside the step and not left: the optimizer has "
                 "updated the average. The weights come back when the block is left; then load a checkpoint or reset()"
             )
-        if self._team is not None and isinstance(state, UnderWay):
-            try:
-                state.work.keep = exchanged(state.work.prepared, guard, self._clock.count + 1)
-            except FloatingPointError:
-                self._drop_the_last()
-                raise
+        if self._team is None and (guard is None or not isinstance(state, UnderWay) or not state.work.moves):
             return
-        if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
-            return
-        work = state.work
-        step = self._clock.count + 1 if guard.raises else None
+        if isinstance(state, UnderWay):
+            self._look_with(guard, state.work)
+
+    @torch.no_grad()
+    def _look_with(self, guard: Guard | None, work: Work) -> None:
         try:
-            good = guard.look(self._averages.named_weights(), step)
+            if guard is None or self._team is not None:
+                good = exchanged(work.prepared, guard, self._clock.count + 1)
+            else:
+                good = guard.look(self._averages.named_weights(), self._clock.count + 1 if guard.raises else None)
         except FloatingPointError:  # the step has taken place; after any other error it may be taken again
             self._drop_the_last()
             raise
