@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, Remembers
+from torchbelay.physics.workers import Workers, gathering, share_of_each
 
 from .cohort import Cohort, compounded, inertias, varies
 from .initial import Initial
@@ -65,8 +66,13 @@ class Entry:
         """The tensor that is spread over ranks as the average is; the average may be without values."""
         return self.w1 if is_sharded(self.w1) else self.w2
 
-    def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
+    def effective_lr_scale(self, lr: float, step: int, every: int, workers: int = 1) -> float:
         """Return the share of the learning rate that is left at that step, in the mean over `every` steps."""
+        if workers > 1 and gathering(self.method) == "spring":
+            steps = max(every, getattr(self.method, "period", 1))
+            coupling = self.method.coupling(steps, lr)
+            pair = Workers(share_of_each(self.method, coupling, workers, every), workers).pair
+            return ((steps - 1) / (1 + pair.theta) + pair.effective_lr_scale) / steps
         if every == 1 and hasattr(self.method, "effective_lr_scale"):
             return float(self.method.effective_lr_scale)
         age = max(every, (step - self.born) // every * every)
@@ -111,10 +117,12 @@ class Average:
         pulls: bool,
         home: torch.device | None = None,
         every: int = 1,
+        workers: int = 1,
         initial: Initial | None = None,
         slices: Slices | None = None,
     ) -> None:
         self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
+        self.workers = workers
         self.initial = Initial(kept=False) if initial is None else initial
         self.slices = slices
         self._shards: list[tuple[Tensor, Tensor]] = []
@@ -151,7 +159,8 @@ class Average:
 
     def like(self, rule: Rule) -> "Average":
         """Return an average without entries that differs in nothing but its rule."""
-        return Average(self.name, rule, pulls=self.pulls, home=self.home, every=self.every, slices=self.slices)
+        kept = {"home": self.home, "every": self.every, "workers": self.workers, "slices": self.slices}
+        return Average(self.name, rule, pulls=self.pulls, **kept)  # type: ignore[arg-type]
 
     def at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
         """Return velocities of 0 for the average of a parameter."""
@@ -215,7 +224,7 @@ class Average:
             # Kernels take no slices of columns, and take all of a cohort or nothing.
             strided = self.slices is not None and part.stride() != local(e.w2).stride()
             key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype, strided)
-            cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every))
+            cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every, self.workers))
             cohort.w1.append(part)
             cohort.w2.append(local(e.w2))
             cohort.v1.extend([] if e.v1 is None else [local(e.v1)])

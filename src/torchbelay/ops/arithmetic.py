@@ -84,13 +84,14 @@ def couple_(
     *,
     swing1: Swing | None = None,
     swing2: Swing | None = None,
+    meets: bool = False,
 ) -> None:
     """Apply a whole coupling (a, b, p, q) after the optimizer's step; `before` holds w1 from before it.
 
         w1' = before + a·(w2 − before) + p·(w1* − before) + carry1·v1
         w2' = w2 + b·(before − w2) + q·(w1* − before) + carry2·v2
 
-    A mass that swings brings its velocities, which move with it.
+    A mass that swings brings its velocities, which move with it. If they meet, w1' is a copy of w2'.
 
     >>> w1, w2 = [torch.tensor([1.0])], [torch.tensor([8.0])]
     >>> couple_(w1, w2, [torch.tensor([0.0])], (0.25, 0.5, 0.75, 0.0))
@@ -116,9 +117,11 @@ def couple_(
                 terms[i].append((carry, v))
                 terms.append([(stay - 1, v), (sign * pull, away), (push, update)])
         changes = [_sum(*each) for each in terms]  # all of them before anything moves
-        for x, y, change in zip(xs, ys, changes, strict=True):
+        for x, y, change in zip(xs[meets:], ys[meets:], changes[meets:], strict=True):
             if change is not None:
                 _move_(x, y, change, 1.0, keep)
+        if meets:  # a sync leaves not a bit between them
+            _write_back(xs[0], xs[1], keep)
         del update, away, terms, changes, change  # before the next piece needs as much again
 
 
@@ -152,6 +155,27 @@ def mix_(to: Tensors, *terms: tuple[float, Tensors]) -> None:
             torch._foreach_add_(total, torch._foreach_sub(each, start), alpha=share)
         torch._foreach_add_(total, start)
         torch._foreach_copy_(targets, total)
+
+
+def add_(w: Tensors, change: Tensors, *, keep: Tensor | None = None) -> None:
+    """Add changes of a dtype that is as wide or wider. Rounded once.
+
+    >>> w = [torch.ones(1, dtype=torch.bfloat16)]
+    >>> add_(w, [torch.tensor([0.5])])
+    >>> w
+    [tensor([1.5000], dtype=torch.bfloat16)]
+    """
+    _move_(w, [t.to(c.dtype) for t, c in zip(w, change, strict=True)], change, 1.0, keep)
+
+
+def write_(to: Tensors, source: Tensors, keep: Tensor | None = None) -> None:
+    """Overwrite `to` with `source`, rounding to its dtype, if the step took place."""
+    _write_back(to, source, keep)
+
+
+def widest(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which tensors are computed with together: the widest of theirs, and at least float32."""
+    return reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
 
 
 def overwrite_(to: Tensor, source: Tensor, keep: Tensor | None) -> None:
@@ -252,8 +276,8 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
         return [list(tensors) for tensors in lists]
     columns = []
     for group in zip(*lists, strict=True):
-        widest = reduce(torch.promote_types, (t.dtype for t in group), torch.float32)
-        columns.append([t.to(widest) for t in group])
+        wide = widest(*group)
+        columns.append([t.to(wide) for t in group])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
