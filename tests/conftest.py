@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Seed all generators before each test and its fixtures, so that its numbers do not depend on what ran before it."""
+    """Seed all generators before each test and its fixtures: its numbers must not depend on what ran before it."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  # torch-fidelity and others draw from the old generator
     torch.manual_seed(0)

@@ -84,7 +84,9 @@ def finish(target: Callable[..., None], world: int, *arguments: object, limit: f
     return [process.exitcode for process in processes]
 
 
-def finish_twice_if_needed(target: Callable[..., None], world: int, *arguments: object, limit: float, store: Path) -> None:
+def finish_twice_if_needed(
+    target: Callable[..., None], world: int, *arguments: object, limit: float, store: Path
+) -> None:
     """Do `finish`, and once more if a process crashed.
 
     Seen once in six runs with 3 ranks: glibc ended a forked rank ("double free"). Such a run says nothing of the checks

@@ -4,8 +4,8 @@
 
 The environment lets a test watch it and stop it. In the folder TINY_MARKS it creates a file for each step and for each
 signal that it notices. After the step TINY_HOLD it waits, until a signal comes or, with TINY_DEAF, for good. After the
-step TINY_STOP it sends itself a SIGTERM. TINY_AGREE is the number of steps after which several processes agree whether to
-stop.
+step TINY_STOP it sends itself a SIGTERM. TINY_AGREE is the number of steps after which several processes agree whether
+to stop.
 """
 
 import os
