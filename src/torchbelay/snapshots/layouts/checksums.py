@@ -3,8 +3,11 @@
 import struct
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
+
+from torchbelay.snapshots.stream import usual_threads
 
 _BLOCK = 1 << 22  # bytes
 _DESCRIPTOR = b"PK\x07\x08"  # begins what may follow the bytes of an entry: its checksum and its size
@@ -25,23 +28,33 @@ def renew_checksums(path: Path) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         entries, place = archive.infolist(), archive.start_dir
-    with open(path, "r+b") as file:
-        for entry in entries:
-            name, extra = struct.unpack("<HH", _read(file, entry.header_offset + 26, 4))
-            begin = entry.header_offset + 30 + name + extra
-            checksum = struct.pack("<I", _checksum(file, begin, entry.file_size))
+    with open(path, "r+b") as file, ThreadPoolExecutor(usual_threads(), "torchbelay") as pool:
+        places = [(data_position(file, entry), entry.file_size) for entry in entries]
+        checksums = pool.map(lambda each: _checksum(path, *each), places)
+        for entry, (begin, _), checksum in zip(entries, places, checksums, strict=True):
+            packed = struct.pack("<I", checksum)
             if _read(file, begin + entry.file_size, 4) == _DESCRIPTOR:
-                _write(file, begin + entry.file_size + 4, checksum)
+                _write(file, begin + entry.file_size + 4, packed)
             else:
-                _write(file, entry.header_offset + 14, checksum)
-            _write(file, place + 16, checksum)  # in the directory at the end of the file
+                _write(file, entry.header_offset + 14, packed)
+            _write(file, place + 16, packed)  # in the directory at the end of the file
             place += 46 + sum(struct.unpack("<HHH", _read(file, place + 28, 6)))
 
 
-def _checksum(file: IO[bytes], begin: int, size: int) -> int:
-    found = 0
-    for start in range(0, size, _BLOCK):
-        found = zlib.crc32(_read(file, begin + start, min(_BLOCK, size - start)), found)
+def data_position(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
+    """Return where in a zip file the bytes of an entry begin."""
+    name, extra = struct.unpack("<HH", _read(file, entry.header_offset + 26, 4))
+    return int(entry.header_offset + 30 + name + extra)
+
+
+def _checksum(path: Path, begin: int, size: int) -> int:
+    found, block = 0, memoryview(bytearray(min(size, _BLOCK)))
+    with open(path, "rb", buffering=0) as file:
+        file.seek(begin)
+        while size:
+            count = file.readinto(block[: min(size, _BLOCK)])
+            found = zlib.crc32(block[:count], found)
+            size -= count
     return found
 
 
