@@ -7,8 +7,8 @@
 Both end when their bytes are on the disk (fsync). `cold` lets the system forget the inputs before each turn, so that
 they come from the disk; `warm` reads them from memory, as far as they fit, and the writes count. A copy of N
 checkpoints writes N of them and a merge one, so there is also `one`: read all and copy one, the least that a merge must
-do. For folders of torch.distributed.checkpoint, `torch` is the time in which torch itself loads all and saves one. `CPU`
-is the time that the process spent computing, in all of its threads. Ratios are medians over the rounds.
+do. For folders of torch.distributed.checkpoint, `torch` is the time in which torch itself loads all and saves one.
+`CPU` is the time that the process spent computing, in all of its threads. Ratios are medians over the rounds.
 Compare numbers within one run only: other work on the machine changes them.
 """
 

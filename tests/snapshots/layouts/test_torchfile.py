@@ -65,15 +65,17 @@ def test_tensors_in_rows_are_written_in_parts_at_their_places(tmp_path: Path) ->
         "none": torch.ones(0),
     }
     torch.save({"model": state, "other": {"x": torch.randn(5)}}, tmp_path / "a.pt")
-    with open_checkpoint(tmp_path / "a.pt", key="model") as checkpoint:
-        with checkpoint.output(tmp_path / "b.pt", {}) as output:
-            assert {"a", "b"} <= output.places.keys()
-            assert "t" not in output.places
-            output.write("t", checkpoint.read("t") * 2)
-            for name in ("a", "b"):
-                for start in range(0, state[name].numel(), 4):
-                    part = checkpoint.read(name).view(-1)[start : start + 4]
-                    output.write(name, part * 2, start)
+    with (
+        open_checkpoint(tmp_path / "a.pt", key="model") as checkpoint,
+        checkpoint.output(tmp_path / "b.pt", {}) as output,
+    ):
+        assert {"a", "b"} <= output.places.keys()
+        assert "t" not in output.places
+        output.write("t", checkpoint.read("t") * 2)
+        for name in ("a", "b"):
+            for start in range(0, state[name].numel(), 4):
+                part = checkpoint.read(name).view(-1)[start : start + 4]
+                output.write(name, part * 2, start)
     made = torch.load(tmp_path / "b.pt")
     assert all(torch.equal(made["model"][name], 2 * value) for name, value in state.items())
     assert torch.equal(made["other"]["x"], torch.load(tmp_path / "a.pt")["other"]["x"])
