@@ -26,7 +26,7 @@ def check(own: Averages, found: Saved, expected: Averages) -> None:
         kept, what = found[name].get("initial", {}), f"initial weights of average {name!r}"
         same_names(what, kept, [e.name for e in entries])
         for e in entries:
-            fits(f"{e.name!r} in the {what}", kept[e.name], e.w2, spread=e.w1)
+            fits(f"{e.name!r} in the {what}", kept[e.name], e.w2, spread=e.spread)
 
 
 def load(own: Averages, found: Saved) -> None:

@@ -16,7 +16,7 @@ Format 1 is read too. There a method is its repr, and own_buffers is never a lis
 formats: torch.distributed.checkpoint does not read a directory in which one of them is missing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -116,6 +116,13 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
         for method, dtype in dict.fromkeys(pairs):
             facts[f"{name!r}: {method} in {str(dtype).removeprefix('torch.')}"] = 1
     return facts
+
+
+def taken(state: Any, take: Callable[[Tensor], Any]) -> Any:
+    """Return a state with what `take` makes of its tensors, one after the other."""
+    if isinstance(state, Tensor):
+        return take(state)
+    return {key: taken(value, take) for key, value in state.items()} if isinstance(state, Mapping) else state
 
 
 # Loading --------------------------------------------------------------------------------------------------------------
@@ -225,7 +232,7 @@ def _check_average(average: Average, saved: Mapping[str, Any], step: int, versio
         if id(e.method) not in texts:
             texts[id(e.method)] = _texts(e.method, version)
         _check_method(f"{e.name!r} in {where}", saved["methods"][e.name], texts[id(e.method)])
-        fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
+        fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.spread)
         check_age(f"{e.name!r}", saved["ages"][e.name], step)
         if isinstance(e.method, Remembers):
             check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
@@ -234,7 +241,7 @@ def _check_average(average: Average, saved: Mapping[str, Any], step: int, versio
         same_names(f"{kind} of {where}", saved[kind], swinging)
         for each in swinging:
             entry = entries[each]
-            fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
+            fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.spread)
 
 
 def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, version: int, *, averaged: bool) -> None:

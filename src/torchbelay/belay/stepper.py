@@ -9,9 +9,11 @@ from torch.optim import Optimizer
 
 from torchbelay.ops.backend import choose
 
-from . import company
+from . import company, replicas
+from .agreement import agreement
 from .averages import Averages
 from .clock import Clock
+from .finite import Guard
 from .hooks import StepHooks
 from .options import Options
 from .phantom import is_phantom
@@ -48,7 +50,9 @@ class Stepper:
         member.add(self)
         self.backend = choose(options.impl, rounding=options.rounding, home=options.home)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
-        alone = averages.guard is not None or not self.backend.fuses
+        # A slice of the weights is none of the tensors that an optimizer's own pass goes over.
+        self._slices = averages.slices
+        alone = averages.guard is not None or not self.backend.fuses or self._slices is not None
         fusing: object = None if alone else optimizer
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
@@ -167,12 +171,17 @@ class Stepper:
         if self._options.buffers == "average":
             work.buffers = plan.buffers(step, self._averages.lr, work.memories, rate)
         if fusing is None or not fusing.take_over(work):
-            self.prepare()
+            self._prepare()
 
     def _current_plan(self) -> Plan:
         """Follow what changed since the last step, and return the plan for the averages as they are now."""
         averages = self._averages
+        if self._slices is not None:
+            self._slices.follow()
         if not averages.parameters.is_current():
+            if self._slices is not None:
+                with agreement(self._slices.group) as facts:
+                    facts |= replicas.facts([averages.wanted()], self._options)
             averages.adopt_changes(lambda wanted: company.refuse_second_pull(self._member, pulled_by(wanted)))
         if self._options.buffers == "average":
             averages.fit_buffers()
@@ -185,6 +194,9 @@ class Stepper:
     @torch.no_grad()
     def prepare(self) -> None:
         """Copy what the coming step will need of the weights from before it."""
+        self._prepare()
+
+    def _prepare(self) -> None:
         state = self._state
         if not isinstance(state, UnderWay) or state.work.prepared is not None:
             return
@@ -196,7 +208,6 @@ class Stepper:
         work = state.work
         work.prepared = self.backend.prepare(work.moves, self._clock, capturing=work.capturing)
 
-    @torch.no_grad()
     def look(self) -> None:
         """Look at the weights that the optimizer has stepped, if asked to: they may not be finite."""
         guard, state, swap = self._averages.guard, self._state, self._member.swap
@@ -208,7 +219,10 @@ class Stepper:
             )
         if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
             return
-        work = state.work
+        self._look_with(guard, state.work)
+
+    @torch.no_grad()
+    def _look_with(self, guard: Guard, work: Work) -> None:
         step = self._clock.count + 1 if guard.raises else None
         try:
             good = guard.look(self._averages.named_weights(), step)
@@ -239,7 +253,11 @@ class Stepper:
             )
         work.begun = True
         if work.prepared is not None and not work.carried:
+            if self._slices is not None:
+                self._slices.follow()  # an optimizer may have put other memory in the place of the weights
             work.prepared.finish(work.keep)
+            if self._slices is not None:
+                self._slices.spread_pulled(work.moves)
         for buffers in work.buffers:
             buffers.take(work.keep)
         if self._options.buffers == "copy" and any(average.buffers for average in self._averages.each.values()):
