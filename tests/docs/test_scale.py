@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from helpers.root import ROOT
 from torchbelay.belay import traffic
+from torchbelay.belay.cost import MODES, Sent, cost_of
+from torchbelay.cli.plan import model_of, size
 
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
@@ -21,30 +24,46 @@ def section(title: str) -> str:
     return found
 
 
-@pytest.mark.slow
-def test_replicas_share_an_average_under_torchrun(tmp_path: Path) -> None:
-    text = section("One average for all replicas")
+def run(text: str, folder: Path) -> tuple[str, int]:
+    """Run the program of a section as the section says; return what it printed, and on how many ranks."""
     (program,) = re.findall(r"```python\n(.*?)```", text, re.S)
     ((ranks, name),) = re.findall(r"torchrun --nproc-per-node (\d) (\S+)", text)
-    (tmp_path / name).write_text(program)
+    (folder / name).write_text(program)
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     told = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, name],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        cwd=folder,
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert told.returncode == 0, told.stderr
     outputs = dict(re.findall(r"rank (\d): (\S+)", told.stdout))
     assert len(outputs) == int(ranks)
     assert len(set(outputs.values())) == 1  # one average for all
-    assert {f"slice {i + 1} of {ranks}" for i in range(int(ranks))} == set(re.findall(r"slice \d of \d", told.stdout))
+    return told.stdout, int(ranks)
+
+
+@pytest.mark.slow
+def test_replicas_share_an_average_under_torchrun(tmp_path: Path) -> None:
+    printed, ranks = run(section("One average for all replicas"), tmp_path)
+    assert {f"slice {i + 1} of {ranks}" for i in range(ranks)} == set(re.findall(r"slice \d of \d", printed))
     state = torch.load(tmp_path / "belay.pt", weights_only=True)
     assert state["step"] == 100
     assert state["averages"]["average"]["weights"]["0.weight"].shape == (64, 16)
+
+
+@pytest.mark.slow
+def test_a_sharded_model_has_a_sharded_average_under_torchrun(tmp_path: Path) -> None:
+    printed, _ = run(section("A model that FSDP2 has sharded"), tmp_path)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
+    model.load_state_dict(torch.load(tmp_path / "average.pt", weights_only=True))
+    (said, *_) = re.findall(r"rank 0: (\S+)", printed)
+    assert f"{model(torch.ones(1, 16)).item():.4f}" == said
+    assert any((tmp_path / "saved").iterdir())
 
 
 def test_the_share_of_a_rank_is_what_the_page_says() -> None:
@@ -54,3 +73,46 @@ def test_the_share_of_a_rank_is_what_the_page_says() -> None:
     (said,) = re.findall(r"largest share of GPT-2 small is ([\d.]+)% above 1/8", PAGE)
     assert f"{traffic.stored(shapes, 8, 1) / (sum(map(prod, shapes)) / 8) - 1:.3%}" == f"{said}%"
     assert f"{traffic.BUCKET >> 20} MiB" in section("One average for all replicas")
+
+
+# Where this ends ------------------------------------------------------------------------------------------------------
+
+WEIGHTS = {"1B": 10**9, "70B": 70 * 10**9, "1T": 10**12}
+RANKS = (1, 8, 64, 1024)
+TABLE = re.compile(r"(<!-- plan:.*?-->\n)(.*?)(\n?<!-- /plan -->)", re.DOTALL)
+
+
+def table() -> str:
+    """Return the table of the page: what each mode stores on a rank and sends in a step."""
+    head = ["weights", "GPUs", *(f"`{mode}`" for mode in MODES), "`ddp-sharded`, a pull", "`workers`, a sync"]
+    rows = [head, ["---"] * len(head)]
+    for name, weights in WEIGHTS.items():
+        shapes = list(model_of(weights, 500))
+        for ranks in RANKS:
+            found = {mode: cost_of(mode, shapes, ranks) for mode in MODES}
+            sent = (found[mode].pulling for mode in ("ddp-sharded", "workers"))
+            rows.append(
+                [name, f"{ranks:,}", *(size(found[mode].stored) for mode in MODES), *(_told(each) for each in sent)]
+            )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _told(sent: Sent) -> str:
+    return f"{size(sent.bytes)} in {sent.messages:,}" if sent.messages else "nothing"
+
+
+def test_the_table_is_that_of_the_formulas() -> None:
+    said = TABLE.search(PAGE)
+    assert said is not None
+    assert said[2] == table(), f"run python {Path(__file__).relative_to(ROOT)}"
+
+
+def test_the_page_has_the_commands_that_it_speaks_of() -> None:
+    for page in re.findall(r"\[[^]]*\]\((\w+\.md)\)", section("Other ways to train on several machines")):
+        assert "torchrun" in (ROOT / "docs" / page).read_text(encoding="utf-8"), page
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "scale.md").write_text(
+        TABLE.sub(lambda found: found[1] + table() + found[3], PAGE), encoding="utf-8"
+    )

@@ -8,6 +8,7 @@ bit with ordinary tensors that take the same steps.
 from . import (  # noqa: F401  # each registers its checks
     agreeing,
     carrying,
+    planning,
     recording,
     saving,
     several,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import torchbelay as tb
 from torchbelay.belay import traffic
@@ -60,7 +61,7 @@ class Messages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in func.namespace:
-            self.sent.append(next((t.nbytes for t in reversed(args) if isinstance(t, Tensor)), -1))
+            self.sent.append(next((t.nbytes for t in reversed(tree_leaves(args)) if isinstance(t, Tensor)), -1))
         return func(*args, **kwargs or {})
 
 
