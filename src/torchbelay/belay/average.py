@@ -12,6 +12,7 @@ from torch import Tensor
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, Remembers, uncalled
 
+from . import planes
 from .cohort import Cohort, compounded, inertias, varies
 from .initial import Initial
 from .shard import is_sharded, local, with_local
@@ -78,9 +79,27 @@ class Entry:
     w2: Tensor
     v1: Tensor | None
     v2: Tensor | None
+    low: Tensor | None  # the second plane of an average of 24 bits, whose first is w2
     method: Method  # shared by what was adopted together, never with another run: it may remember learning rates
     group: int  # of the optimizer
     born: int  # optimizer steps taken before this parameter's first
+
+    @property
+    def value(self) -> Tensor:
+        """The average: w2, or, if it is kept in 24 bits, a new float32 tensor."""
+        return self.w2 if self.low is None else planes.joined(self.w2, self.low)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the average's values."""
+        return self.w2.dtype if self.low is None else torch.float32
+
+    def put(self, values: Tensor) -> None:
+        """Overwrite the average with values that are spread over ranks as it is."""
+        if self.low is None:
+            local(self.w2).copy_(local(values))
+        else:
+            planes.write(self.w2, self.low, values)
 
     def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
         """Return the share of the learning rate that is left at that step, in the mean over `every` steps."""
@@ -114,7 +133,7 @@ class Average:
     """All entries of one average, and its own buffers if it has any.
 
     An entry holds whole tensors, a cohort the local parts of tensors that are sharded over ranks. Averages are kept
-    beside their parameters, or on the device `home`.
+    beside their parameters, or on the device `home`; with `bits` in 24 bits, else in a dtype.
     """
 
     def __init__(
@@ -126,8 +145,10 @@ class Average:
         home: torch.device | None = None,
         every: int = 1,
         initial: Initial | None = None,
+        bits: int | None = None,
     ) -> None:
         self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
+        self.bits = bits
         self.initial = Initial(kept=False) if initial is None else initial
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
@@ -151,11 +172,11 @@ class Average:
             fresh = own.setdefault((id(method), group), method.fresh() if isinstance(method, Remembers) else method)
             wide = average_dtype(w1.dtype, dtype)
             if device == "meta":
-                w2 = torch.empty(w1.shape, dtype=wide, device="meta")
+                w2, low = self._kept(torch.empty(w1.shape, dtype=wide, device="meta"))
             else:
-                w2 = self._placed(w1.detach().to(self._home(w1), wide, copy=True), w1)
-            v1, v2 = (None if inertia is None else self.at_rest(w2, w1) for inertia in inertias(method))
-            self.entries[name] = Entry(name, w1, w2, v1, v2, fresh, group, born)
+                w2, low = self._begun(w1, wide)
+            self.entries[name] = entry = Entry(name, w1, w2, None, None, low, fresh, group, born)
+            entry.v1, entry.v2 = (None if inertia is None else self.at_rest(entry) for inertia in inertias(method))
             self.tell(fresh)
         if device is None:
             self.regroup()
@@ -166,12 +187,21 @@ class Average:
 
     def like(self, rule: Rule) -> "Average":
         """Return an average without entries that differs in nothing but its rule."""
-        return Average(self.name, rule, pulls=self.pulls, home=self.home, every=self.every)
+        return Average(self.name, rule, pulls=self.pulls, home=self.home, every=self.every, bits=self.bits)
 
-    def at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
+    def at_rest(self, e: Entry) -> Tensor:
         """Return velocities of 0 for the average of a parameter."""
-        zeros = torch.zeros_like(w2)
-        return zeros if w2.is_meta else self._placed(zeros, w1)
+        zeros = torch.zeros_like(e.w2, dtype=e.dtype)
+        return zeros if e.w2.is_meta else self._placed(zeros, e.w1)
+
+    def _kept(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return values as an average keeps them: one tensor, or the two planes of 24 bits."""
+        return (values, None) if self.bits is None else planes.split(values)
+
+    def _begun(self, w1: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Return the average of a parameter that begins at its weights as they are."""
+        w2, low = self._kept(w1.detach().to(self._home(w1), dtype, copy=True))
+        return self._placed(w2, w1), None if low is None else self._placed(low, w1)
 
     def _home(self, w1: Tensor) -> torch.device:
         """Return the device that the average of a parameter is kept on."""
@@ -203,11 +233,11 @@ class Average:
         own: dict[tuple[int, int], Method] = {}
         owners: dict[int, int] = {}
         for e in self.entries.values():
-            for slot in ("w2", "v1", "v2"):
+            for slot in ("w2", "low", "v1", "v2"):
                 tensor = getattr(e, slot)
                 if tensor is not None:
                     setattr(e, slot, self._placed(tensor, e.w1))
-            self.initial.follow(e.w1, e.w2)
+            self.initial.follow(e)
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             group = None if varies(e.method) in ("never", "step") else e.group
@@ -217,6 +247,9 @@ class Average:
             cohort.w2.append(local(e.w2))
             cohort.v1.extend([] if e.v1 is None else [local(e.v1)])
             cohort.v2.extend([] if e.v2 is None else [local(e.v2)])
+            if e.low is not None:
+                cohort.low.append(local(e.low))
+                cohort.places.append(planes.place(e.name, e.w1))
         self.cohorts = list(cohorts.values())
         self._shards = [(e.w1, local(e.w1)) for e in self.entries.values() if is_sharded(e.w1)]
 
@@ -266,6 +299,8 @@ class Average:
         for e in self.entries.values():
             e.name = names[id(e.w1)]
         self.entries = {e.name: e for e in self.entries.values()}
+        if self.bits is not None:  # names decide how its numbers are rounded
+            self.regroup()
 
     def clear(self) -> None:
         """Forget everything but the rule."""
@@ -279,10 +314,10 @@ class Average:
         renewed: dict[int, Method] = {}
         for e in self.entries.values():
             if local(e.w2).shape != local(e.w1).shape:
-                e.w2 = self._placed(e.w1.detach().to(self._home(e.w1), e.w2.dtype, copy=True), e.w1)
-                e.v1, e.v2 = (None if v is None else self.at_rest(e.w2, e.w1) for v in (e.v1, e.v2))
-            local(e.w2).copy_(local(e.w1))
-            self.initial.renew(e.w1, e.w2)
+                e.w2, e.low = self._begun(e.w1, e.dtype)
+                e.v1, e.v2 = (None if v is None else self.at_rest(e) for v in (e.v1, e.v2))
+            e.put(e.w1)
+            self.initial.renew(e)
             for v in (e.v1, e.v2):
                 if v is not None:
                     local(v).zero_()
@@ -303,12 +338,6 @@ def _told(method: Method) -> str | None:
         return describe(method)
     except ValueError:
         return None
-
-
-def local_parts(entries: Iterable[Entry]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the local parts of weights and averages."""
-    found = list(entries)
-    return [local(e.w1) for e in found], [local(e.w2) for e in found]
 
 
 def average_dtype(weights: torch.dtype, asked: torch.dtype | None) -> torch.dtype:

@@ -9,7 +9,10 @@ import torch
 from torchbelay.ops.backend import check
 from torchbelay.physics import arguments
 
+from .planes import check_bits
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+Bits = Literal[24]
 Buffers = Literal["copy", "average", "ignore"]
 Rounding = Literal["nearest", "stochastic"]
 OnNonfinite = Literal["ignore", "skip", "raise"]
@@ -25,6 +28,7 @@ class OptionArguments(TypedDict, total=False):
     """The keyword arguments that `Belay` passes on to `Options`."""
 
     dtype: torch.dtype | None
+    bits: Bits | None
     buffers: Buffers
     every: int
     start: int
@@ -41,6 +45,9 @@ class Options:
 
     Args:
         dtype: of the averages. None: float32 for float32, bfloat16 and float16 weights, else the weights' own.
+        bits: 24: averages of float32, bfloat16 and float16 weights are the upper 24 bits of a float32, in 3 bytes per
+            weight, rounded at random so that their mean is right (see `docs/memory.md`). Velocities, averaged buffers
+            and initial weights stay float32. Not together with `dtype`; `module()` and `tensors()` refuse it.
         buffers: the buffers (such as BatchNorm's statistics) that go with the average. "copy": the model's own, until
             `torch.optim.swa_utils.update_bn` is run inside `averaged()`; that result is kept until the next step.
             "average": averaged in float32 or wider, as weights are, each by the method that `method` returns for its
@@ -70,6 +77,7 @@ class Options:
     """
 
     dtype: torch.dtype | None = None
+    bits: Bits | None = None
     buffers: Buffers = "copy"
     every: int = 1
     start: int = 0
@@ -81,6 +89,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
+        check_bits(self.bits, self.dtype)
         arguments.one_of("buffers", self.buffers, ("copy", "average", "ignore"))
         arguments.whole("every", self.every, low=1)
         arguments.whole("start", self.start, low=0)
@@ -112,11 +121,15 @@ class Options:
             ) from problem
 
     def saved(self) -> dict[str, int | str]:
-        """Return the options that a checkpoint must agree about; `keep_initial` only if it is on."""
-        kept = {"keep_initial": True} if self.keep_initial else {}
-        return {"every": self.every, "start": self.start, "buffers": self.buffers, **kept}
+        """Return the options that a checkpoint must agree about; `keep_initial` and `bits` only if they are on."""
+        return {"every": self.every, "start": self.start, "buffers": self.buffers, **self._rare()}
+
+    def _rare(self) -> dict[str, int]:
+        """Return the options that change which tensors a checkpoint has, if they are on."""
+        kept: dict[str, int] = {"keep_initial": True} if self.keep_initial else {}
+        return kept if self.bits is None else kept | {"bits": self.bits}
 
     def facts(self) -> list[str]:
-        """Return these options as names. None of them is also a name without `keep_initial`, if that is on."""
-        kept = ", keep_initial=True" if self.keep_initial else ""
+        """Return these options as names. None of them is also a name without the rare options that are on."""
+        kept = "".join(f", {name}={value}" for name, value in self._rare().items())
         return [f"{name}={value}{kept}" for name, value in self.saved().items()]

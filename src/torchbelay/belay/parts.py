@@ -50,7 +50,7 @@ class Part:
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial)
+            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial, bits=options.bits)
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)

@@ -10,10 +10,11 @@ only watches cannot spoil the weights. Nothing here waits for the device.
 synchronisation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from math import inf, isclose
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,9 +47,9 @@ def lerp_(w: Tensors, end: Tensors, weight: float, keep: Tensor | None = None) -
         wide, ends = _widened(some, ends)
         if keep is None:
             torch._foreach_lerp_(wide, ends, weight)
-            _write_back(some, wide)
+            write_back(some, wide)
         else:
-            _write_back(some, torch._foreach_lerp(wide, ends, weight), keep)
+            write_back(some, torch._foreach_lerp(wide, ends, weight), keep)
 
 
 def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: Tensor | None = None) -> None:
@@ -66,7 +67,7 @@ def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: T
     elif isclose(pull + follow, 1, rel_tol=1e-15):  # they meet: a sync leaves not a bit between them
         lerp_(w2, w1, follow, keep)
         for some1, some2 in pieces(w1, w2):
-            _write_back(some1, some2, keep)
+            write_back(some1, some2, keep)
     else:
         for some1, some2 in pieces(w1, w2):
             wide1, wide2 = _widened(some1, some2)
@@ -240,9 +241,9 @@ def _move_(own: Tensors, wide: Tensors, change: Tensors, factor: float, keep: Te
     """Add factor·change to `wide`, which is `own` or a scratch copy of it, and round into `own`."""
     if keep is None:
         torch._foreach_add_(wide, change, alpha=factor)
-        _write_back(own, wide)
+        write_back(own, wide)
     else:
-        _write_back(own, torch._foreach_add(wide, change, alpha=factor), keep)
+        write_back(own, torch._foreach_add(wide, change, alpha=factor), keep)
 
 
 def _widened(*lists: Tensors) -> list[list[Tensor]]:
@@ -257,7 +258,7 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _write_back(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
+def write_back(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
     """Round what was computed in a scratch copy into its own tensor; not where `keep` is 0."""
     pairs = [(o, n) for o, n in zip(own, new, strict=True) if o is not n]
     if keep is not None:
@@ -292,13 +293,17 @@ def bits(t: Tensor) -> Tensor:
     return real.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[real.itemsize])
 
 
-def pieces(*lists: Tensors) -> Iterator[list[list[Tensor]]]:
-    """Cut aligned lists into aligned runs of views of at most SCRATCH elements each."""
-    run: list[tuple[Tensor, ...]] = []
+def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list[Any]]]:
+    """Cut aligned lists into aligned runs of views of at most `most` elements each; None: of SCRATCH elements.
+
+    The first list has tensors. The others may have anything that can be cut by `split(size, dim)` as tensors can.
+    """
+    most = max(1, SCRATCH if most is None else most)
+    run: list[tuple[Any, ...]] = []
     size = 0
     for group in zip(*lists, strict=True):
-        for part in _cut(group):
-            if run and size + part[0].numel() > SCRATCH:
+        for part in _cut(group, most):
+            if run and size + part[0].numel() > most:
                 yield [list(row) for row in zip(*run, strict=True)]
                 run, size = [], 0
             run.append(part)
@@ -307,14 +312,14 @@ def pieces(*lists: Tensors) -> Iterator[list[list[Tensor]]]:
         yield [list(row) for row in zip(*run, strict=True)]
 
 
-def _cut(group: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Cut tensors of one shape, along their longest dimension, until each part fits the scratch buffer."""
+def _cut(group: tuple[Any, ...], most: int) -> Iterator[tuple[Any, ...]]:
+    """Cut tensors of one shape, along their longest dimension, until each part has at most `most` elements."""
     size = group[0].numel()
-    if size <= SCRATCH:
+    if size <= most:
         yield group
         return
     shape = group[0].shape
     longest = max(range(len(shape)), key=lambda d: shape[d])
-    rows = max(1, SCRATCH * shape[longest] // size)
-    for part in zip(*(torch.split(t, rows, dim=longest) for t in group), strict=True):
-        yield from _cut(part)
+    rows = max(1, most * shape[longest] // size)
+    for part in zip(*(t.split(rows, longest) for t in group), strict=True):
+        yield from _cut(part, most)

@@ -10,6 +10,8 @@ from torch import Tensor
 from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.method import Law
 
+from .place import Place
+
 Tensors = list[Tensor] | tuple[Tensor, ...]
 # An optimizer group's learning rate (maybe a tensor on the device), betas (or momentum, dampening), eps, weight decay.
 Hyper = tuple[float | Tensor, float, float, float, float]
@@ -86,12 +88,17 @@ class Schedule:
 
 
 class TensorGroup(Protocol):
-    """Tensors that move alike, in aligned lists. The optimizer had taken `born` steps before their first."""
+    """Tensors that move alike, in aligned lists. The optimizer had taken `born` steps before their first.
+
+    If averages have 24 bits, w2 and `low` are their two planes (`planes.py`), and `places` say where they belong.
+    """
 
     w1: list[Tensor]
     w2: list[Tensor]
     v1: list[Tensor]
     v2: list[Tensor]
+    low: list[Tensor]
+    places: list[Place]
     born: int
 
 

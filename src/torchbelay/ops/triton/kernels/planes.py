@@ -1,0 +1,105 @@
+"""What kernels do with averages of 24 bits: load, round at random and store two planes.
+
+`torchbelay.ops.planes` says what the planes are, and has the same random bytes in torch's operations.
+"""
+
+import triton
+import triton.language as tl
+
+from torchbelay.ops.triton.layout import (
+    INDEX,
+    INNER,
+    INNER_STRIDE,
+    LOW,
+    MIDDLE,
+    MIDDLE_STRIDE,
+    NAME,
+    OUTER_STRIDE,
+    PLANES,
+    W2,
+)
+
+from .memory import load, narrow, store
+
+LARGEST, INFINITE, QUIET = tl.constexpr(0x7F7FFF00), tl.constexpr(0x7F800000), tl.constexpr(0x00400000)
+M1, M2 = tl.constexpr(0x7FEB352D), tl.constexpr(0x846CA68B)
+
+
+@triton.jit
+def load_average(slot, start, lane, mask, KIND: tl.constexpr, WHOLE: tl.constexpr):
+    """Return a block of an average, of any kind."""
+    if KIND == PLANES:
+        high = tl.load(slot + W2).to(tl.pointer_type(tl.int16)) + start
+        low = tl.load(slot + LOW).to(tl.pointer_type(tl.uint8)) + start
+        if WHOLE:
+            upper = tl.load(tl.multiple_of(high, 16) + lane)
+            lower = tl.load(tl.multiple_of(low, 16) + lane)
+        else:
+            upper = tl.load(high + lane, mask, 0)
+            lower = tl.load(low + lane, mask, 0)
+        bits = (upper.to(tl.int32) << 16) | (lower.to(tl.int32) << 8)
+        return bits.to(tl.float32, bitcast=True)
+    else:
+        return load(tl.load(slot + W2), start, lane, mask, KIND, WHOLE)
+
+
+@triton.jit
+def store_average(slot, start, lane, mask, x, random, KIND: tl.constexpr, WHOLE: tl.constexpr):
+    """Round a block of an average of any kind and store it; return what is stored."""
+    if KIND == PLANES:
+        bits = x.to(tl.int32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        bits = (bits + tl.where(size < LARGEST, random, 0)) | tl.where(size > INFINITE, QUIET, 0)
+        high = tl.load(slot + W2).to(tl.pointer_type(tl.int16)) + start
+        low = tl.load(slot + LOW).to(tl.pointer_type(tl.uint8)) + start
+        upper = (bits >> 16).to(tl.int16)
+        lower = ((bits >> 8) & 0xFF).to(tl.uint8)
+        if WHOLE:
+            tl.store(tl.multiple_of(high, 16) + lane, upper)
+            tl.store(tl.multiple_of(low, 16) + lane, lower)
+        else:
+            tl.store(high + lane, upper, mask)
+            tl.store(low + lane, lower, mask)
+        return (bits & -0x100).to(tl.float32, bitcast=True)
+    else:
+        store(tl.load(slot + W2), start, lane, mask, x, KIND, WHOLE)
+        return narrow(x, KIND).to(tl.float32)
+
+
+@triton.jit
+def random_bytes(row, start, lane, step):
+    """Return the random bytes of a block at a step."""
+    name = tl.load(row + NAME)
+    key0 = _mixed(_mixed(_mixed(step.to(tl.uint32)) ^ (step >> 32).to(tl.uint32)) ^ name.to(tl.uint32))
+    key1 = _mixed(key0 + (name >> 32).to(tl.uint32))
+    first = tl.load(row + INDEX)
+    if tl.load(row + INNER) == 0:  # memory has the order of the whole parameter
+        first += start
+        lower = first.to(tl.uint32) + lane.to(tl.uint32)
+        wraps = lower < first.to(tl.uint32)
+        upper = (first >> 32).to(tl.uint32)
+        x = lower ^ (key0 ^ tl.where(wraps, _mixed(upper + 1), _mixed(upper)))
+    else:
+        at = (start + lane).to(tl.uint32)
+        size = tl.load(row + INNER).to(tl.uint32)
+        first += (at % size).to(tl.int64) * tl.load(row + INNER_STRIDE)
+        at = at // size
+        size = tl.load(row + MIDDLE).to(tl.uint32)
+        index = first + (at % size).to(tl.int64) * tl.load(row + MIDDLE_STRIDE)
+        index += (at // size).to(tl.int64) * tl.load(row + OUTER_STRIDE)
+        x = index.to(tl.uint32) ^ key0 ^ _mixed((index >> 32).to(tl.uint32))
+    x *= M1
+    x ^= x >> 15
+    x = (x + key1) * M2
+    x ^= x >> 16
+    x *= M1
+    return (x >> 24).to(tl.int32)
+
+
+@triton.jit
+def _mixed(x):
+    x ^= x >> 16
+    x *= M1
+    x ^= x >> 15
+    x *= M2
+    return x ^ (x >> 16)
