@@ -195,7 +195,7 @@ class Table:
         self.averages = max(1, *map(len, followers)) if followers else 1
         self.gaps = any(len(each) < self.averages for each in followers)
         self.columns = int(layout.HEAD) + int(layout.SLOT) * self.averages
-        self.kinds = 0
+        self.kinds, self.mapped = 0, False
         counts = [-(-t.numel() // block) for t in self.w1]
         firsts = [0, *accumulate(counts)]
         self.blocks = firsts[-1]
@@ -211,7 +211,8 @@ class Table:
             slots += [rest] * (self.averages - len(slots))
             aligned = all(a % 16 == 0 for a in (where, *moments, *(a for slot in slots for a in slot[:-1])))
             row = [t.numel(), firsts[i], kind, int(aligned), where, place, *moments, group, step]
-            row += _index(t, followers[i][0].place if followers[i] else None)
+            row += (index := _index(t, followers[i][0].place if followers[i] else None))
+            self.mapped |= index[2] != 0
             rows.append(sum(slots, row))
             place += -(-t.numel() * t.itemsize // 16) * 16
         self.copy_bytes = place

@@ -20,7 +20,7 @@ def move(
     table, blocks, current, copies, grads, shares, keep, scale, count,
     COLUMNS: tl.constexpr, KINDS: tl.constexpr, AVERAGES: tl.constexpr, RULE: tl.constexpr, PULLS: tl.constexpr,
     SWING1: tl.constexpr, SWING2: tl.constexpr, RESTS: tl.constexpr, KEEP: tl.constexpr, SCALED: tl.constexpr,
-    HOLES: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+    HOLES: tl.constexpr, STOCHASTIC: tl.constexpr, MAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move a block of w1 and of every average that follows it.
 
@@ -44,12 +44,12 @@ def move(
                 if whole:
                     _move(
                         row, start, size, tensor, current, copies, grads, shares, scale, count, AVERAGES, RULE, PULLS,
-                        SWING1, SWING2, RESTS, SCALED, HOLES, STOCHASTIC, k // 4, k % 4, True, BLOCK,
+                        SWING1, SWING2, RESTS, SCALED, HOLES, STOCHASTIC, MAPPED, k // 4, k % 4, True, BLOCK,
                     )  # fmt: skip
                 else:
                     _move(
                         row, start, size, tensor, current, copies, grads, shares, scale, count, AVERAGES, RULE, PULLS,
-                        SWING1, SWING2, RESTS, SCALED, HOLES, STOCHASTIC, k // 4, k % 4, False, BLOCK,
+                        SWING1, SWING2, RESTS, SCALED, HOLES, STOCHASTIC, MAPPED, k // 4, k % 4, False, BLOCK,
                     )  # fmt: skip
 
 
@@ -57,8 +57,8 @@ def move(
 def _move(
     row, start, size, tensor, current, copies, grads, shares, scale, count,
     AVERAGES: tl.constexpr, RULE: tl.constexpr, PULLS: tl.constexpr, SWING1: tl.constexpr, SWING2: tl.constexpr,
-    RESTS: tl.constexpr, SCALED: tl.constexpr, HOLES: tl.constexpr, STOCHASTIC: tl.constexpr, KIND1: tl.constexpr,
-    KIND2: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    RESTS: tl.constexpr, SCALED: tl.constexpr, HOLES: tl.constexpr, STOCHASTIC: tl.constexpr,
+    MAPPED: tl.constexpr, KIND1: tl.constexpr, KIND2: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The arithmetic of one step, all of it: old is w1 before the optimizer's step, new after it, u between them."""
     lane = tl.arange(0, BLOCK)
@@ -68,7 +68,8 @@ def _move(
     old = new
     random = lane  # not used
     if KIND2 == PLANES:
-        random = random_bytes(row, start, lane, tl.load(count) + (0 if RULE >= ADAM else 1))  # `look` may have counted
+        ahead = 0 if RULE >= ADAM else 1  # `look` has counted a step of the kernel's own
+        random = random_bytes(row, start, lane, tl.load(count) + ahead, MAPPED)
     if RULE >= ADAM:
         gradient = tl.load(grads + tensor)
         u = tl.zeros([BLOCK], tl.float32)

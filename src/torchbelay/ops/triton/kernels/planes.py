@@ -32,8 +32,8 @@ def load_average(slot, start, lane, mask, KIND: tl.constexpr, WHOLE: tl.constexp
         high = tl.load(slot + W2).to(tl.pointer_type(tl.int16)) + start
         low = tl.load(slot + LOW).to(tl.pointer_type(tl.uint8)) + start
         if WHOLE:
-            upper = tl.load(tl.multiple_of(high, 16) + lane)
-            lower = tl.load(tl.multiple_of(low, 16) + lane)
+            upper = tl.load(tl.multiple_of(high, 8) + lane)
+            lower = tl.load(tl.multiple_of(low, 4) + lane)
         else:
             upper = tl.load(high + lane, mask, 0)
             lower = tl.load(low + lane, mask, 0)
@@ -55,8 +55,8 @@ def store_average(slot, start, lane, mask, x, random, KIND: tl.constexpr, WHOLE:
         upper = (bits >> 16).to(tl.int16)
         lower = ((bits >> 8) & 0xFF).to(tl.uint8)
         if WHOLE:
-            tl.store(tl.multiple_of(high, 16) + lane, upper)
-            tl.store(tl.multiple_of(low, 16) + lane, lower)
+            tl.store(tl.multiple_of(high, 8) + lane, upper)
+            tl.store(tl.multiple_of(low, 4) + lane, lower)
         else:
             tl.store(high + lane, upper, mask)
             tl.store(low + lane, lower, mask)
@@ -67,33 +67,42 @@ def store_average(slot, start, lane, mask, x, random, KIND: tl.constexpr, WHOLE:
 
 
 @triton.jit
-def random_bytes(row, start, lane, step):
-    """Return the random bytes of a block at a step."""
+def random_bytes(row, start, lane, step, MAPPED: tl.constexpr):
+    """Return the random bytes of a block at a step. MAPPED: memory may have another order than the whole parameter."""
     name = tl.load(row + NAME)
     key0 = _mixed(_mixed(_mixed(step.to(tl.uint32)) ^ (step >> 32).to(tl.uint32)) ^ name.to(tl.uint32))
     key1 = _mixed(key0 + (name >> 32).to(tl.uint32))
-    first = tl.load(row + INDEX)
-    if tl.load(row + INNER) == 0:  # memory has the order of the whole parameter
-        first += start
-        lower = first.to(tl.uint32) + lane.to(tl.uint32)
-        wraps = lower < first.to(tl.uint32)
-        upper = (first >> 32).to(tl.uint32)
-        x = lower ^ (key0 ^ tl.where(wraps, _mixed(upper + 1), _mixed(upper)))
-    else:
-        at = (start + lane).to(tl.uint32)
-        size = tl.load(row + INNER).to(tl.uint32)
-        first += (at % size).to(tl.int64) * tl.load(row + INNER_STRIDE)
-        at = at // size
-        size = tl.load(row + MIDDLE).to(tl.uint32)
-        index = first + (at % size).to(tl.int64) * tl.load(row + MIDDLE_STRIDE)
-        index += (at // size).to(tl.int64) * tl.load(row + OUTER_STRIDE)
-        x = index.to(tl.uint32) ^ key0 ^ _mixed((index >> 32).to(tl.uint32))
-    x *= M1
+    x = _indices(tl.load(row + INDEX) + start, lane)
+    if MAPPED:
+        if tl.load(row + INNER) != 0:
+            x = _mapped_indices(row, start, lane)
+    x = (x ^ key0) * M1
     x ^= x >> 15
     x = (x + key1) * M2
     x ^= x >> 16
     x *= M1
     return (x >> 24).to(tl.int32)
+
+
+@triton.jit
+def _indices(first, lane):
+    """Return indices that follow each other in 32 bits: the lower ones, with the upper ones mixed in."""
+    lower = first.to(tl.uint32) + lane.to(tl.uint32)
+    upper = (first >> 32).to(tl.uint32)
+    return lower ^ tl.where(lower < first.to(tl.uint32), _mixed(upper + 1), _mixed(upper))  # the sum may wrap
+
+
+@triton.jit
+def _mapped_indices(row, start, lane):
+    """Return the indices of what memory has in another order, as `_indices` does."""
+    at = (start + lane).to(tl.uint32)
+    size = tl.load(row + INNER).to(tl.uint32)
+    index = tl.load(row + INDEX) + (at % size).to(tl.int64) * tl.load(row + INNER_STRIDE)
+    at = at // size
+    size = tl.load(row + MIDDLE).to(tl.uint32)
+    index += (at % size).to(tl.int64) * tl.load(row + MIDDLE_STRIDE)
+    index += (at // size).to(tl.int64) * tl.load(row + OUTER_STRIDE)
+    return index.to(tl.uint32) ^ _mixed((index >> 32).to(tl.uint32))
 
 
 @triton.jit
