@@ -55,7 +55,8 @@ def split(x: Tensor, random: Tensor | None = None) -> tuple[Tensor, Tensor]:
     if random is None:
         random = (bits >> DROPPED).bitwise_and_(1).add_(0x7F)  # a tie goes to the even neighbour
     kept = torch.where(size < LARGEST, random, 0).add_(bits)
-    kept.bitwise_or_(torch.where(size > INFINITE, QUIET, 0))  # a nan may have nothing but bits that are dropped
+    # A nan may have nothing but bits that are dropped: it gets another one.
+    kept.bitwise_or_(torch.where((size > INFINITE) & (size <= INFINITE + 0xFF), QUIET, 0))
     low = (kept >> DROPPED).to(torch.uint8)
     return kept.bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16), low
 

@@ -49,7 +49,8 @@ def store_average(slot, start, lane, mask, x, random, KIND: tl.constexpr, WHOLE:
     if KIND == PLANES:
         bits = x.to(tl.int32, bitcast=True)
         size = bits & 0x7FFFFFFF
-        bits = (bits + tl.where(size < LARGEST, random, 0)) | tl.where(size > INFINITE, QUIET, 0)
+        lost = (size > INFINITE) & (size <= INFINITE + 0xFF)  # a nan with nothing but bits that are dropped
+        bits = (bits + tl.where(size < LARGEST, random, 0)) | tl.where(lost, QUIET, 0)
         high = tl.load(slot + W2).to(tl.pointer_type(tl.int16)) + start
         low = tl.load(slot + LOW).to(tl.pointer_type(tl.uint8)) + start
         upper = (bits >> 16).to(tl.int16)
