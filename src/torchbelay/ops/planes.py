@@ -14,6 +14,7 @@ step, and on nothing else: not on devices, ranks, memory layouts or the code tha
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import isclose, prod
 
 import torch
@@ -75,7 +76,7 @@ def random_bytes(places: Sequence[Place], step: Tensor) -> Tensor:
 
     `step` is a 0-dim int64 tensor. Integers are 32 bits wide and wrap.
     """
-    names = torch.tensor([key(place.name) for place in places], dtype=torch.int64, device=step.device)
+    names = _keys(tuple(place.name for place in places), step.device)
     key0 = _mixed(_mixed(_mixed(step.to(torch.int32)) ^ (step >> 32).to(torch.int32)) ^ names.to(torch.int32))
     key1 = _mixed(key0 + (names >> 32).to(torch.int32))
     sizes = [prod(place.shape) for place in places]
@@ -92,6 +93,13 @@ def random_bytes(places: Sequence[Place], step: Tensor) -> Tensor:
     found ^= _shifted(found, 16)
     found *= M1
     return _shifted(found, 24)
+
+
+@lru_cache(maxsize=1024)
+def _keys(names: tuple[str, ...], device: torch.device) -> Tensor:
+    """Return the keys of names on a device. Made once: a copy to a GPU would wait, and no graph could capture it."""
+    with torch.inference_mode(False):
+        return torch.tensor([key(name) for name in names], dtype=torch.int64, device=device)
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ only up to rounding errors: TOLERANCE. The coupling itself is the same arithmeti
 bit with ordinary tensors that take the same steps.
 """
 
-from . import carrying, recording, saving, several, sharding, spreading, teaching  # noqa: F401  # each registers its checks
+from . import carrying, planes, recording, saving, several, sharding, spreading, teaching  # noqa: F401  # each registers its checks
 from .runs import CHECKS, Check
 
 
