@@ -15,7 +15,9 @@ step, and on nothing else: not on devices, ranks, memory layouts or the code tha
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from math import isclose, prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from .step import Motion, Swing, TensorGroup, Tensors
 
 DROPPED = 8  # bits of a float32 that are not kept
 LARGEST, INFINITE, QUIET = 0x7F7FFF00, 0x7F800000, 0x00400000  # bits of numbers of 24 bits, and of any nan
+CACHED = 1 << 17  # elements whose scratch buffers stay in the cache of a CPU
 M1, M2 = 0x7FEB352D, -0x7B935975  # odd factors that mix well, as 32-bit integers with a sign
 
 MoveGroup = Callable[[TensorGroup, Motion, "Tensors | None", "Tensor | None"], None]
@@ -53,18 +56,19 @@ def split(x: Tensor, random: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """
     bits = x.view(torch.int32)
     size = bits & 0x7FFFFFFF
+    nearest = random is None
     if random is None:
         random = (bits >> DROPPED).bitwise_and_(1).add_(0x7F)  # a tie goes to the even neighbour
     kept = torch.where(size < LARGEST, random, 0).add_(bits)
-    # A nan may have nothing but bits that are dropped: it gets another one.
-    kept.bitwise_or_(torch.where((size > INFINITE) & (size <= INFINITE + 0xFF), QUIET, 0))
+    if nearest:  # A nan that nothing has computed may have only bits that are dropped: it gets another one.
+        kept.bitwise_or_(torch.where((size > INFINITE) & (size <= INFINITE + 0xFF), QUIET, 0))
     low = (kept >> DROPPED).to(torch.uint8)
     return kept.bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16), low
 
 
 def copy_(to: Tensors, high: Tensors, low: Tensors) -> None:
     """Overwrite `to` with the numbers of planes, on any device, rounded to its dtype; with a bounded scratch buffer."""
-    for targets, some, rest in arithmetic.pieces(to, high, low, most=arithmetic.SCRATCH):
+    for targets, some, rest in arithmetic.pieces(to, high, low, most=arithmetic.SCRATCH // 2):
         arithmetic.copy_(targets, [joined(h, l) for h, l in zip(some, rest, strict=True)])
 
 
@@ -76,30 +80,53 @@ def random_bytes(places: Sequence[Place], step: Tensor) -> Tensor:
 
     `step` is a 0-dim int64 tensor. Integers are 32 bits wide and wrap.
     """
-    names = _keys(tuple(place.name for place in places), step.device)
-    key0 = _mixed(_mixed(_mixed(step.to(torch.int32)) ^ (step >> 32).to(torch.int32)) ^ names.to(torch.int32))
-    key1 = _mixed(key0 + (names >> 32).to(torch.int32))
-    sizes = [prod(place.shape) for place in places]
-    found = torch.empty(sum(sizes), dtype=torch.int32, device=step.device)
-    for i, (place, x) in enumerate(zip(places, found.split(sizes), strict=True)):
-        lower, upper = place.index(step.device)
-        torch.bitwise_xor(lower, key0[i], out=x)
-        if upper is not None:
-            x ^= _mixed(upper)
-        x *= M1
-        x ^= _shifted(x, 15)
-        x += key1[i]
-    found *= M2
-    found ^= _shifted(found, 16)
-    found *= M1
-    return _shifted(found, 24)
+    about = _about(tuple(places), step.device)
+    key0 = _mixed(_mixed(_mixed(step.to(torch.int32)) ^ (step >> 32).to(torch.int32)) ^ about.names.to(torch.int32))
+    key1 = _mixed(key0 + (about.names >> 32).to(torch.int32))
+    x = about.indices()
+    x ^= about.spread(key0)
+    x *= M1
+    x ^= _shifted(x, 15)
+    x += about.spread(key1)
+    x *= M2
+    x ^= _shifted(x, 16)
+    x *= M1
+    return _shifted(x, 24)
+
+
+class _About(NamedTuple):
+    """What is known of the elements of some tensors, on a device: one number per tensor."""
+
+    places: tuple[Place, ...]
+    names: Tensor
+    sizes: Tensor
+    shifts: Tensor | None  # from the order of the elements to their indices; None if that is not all there is to it
+    elements: int
+
+    def spread(self, each: Tensor) -> Tensor:
+        """Return a number of each tensor for each of its elements."""
+        return each if len(self.places) == 1 else each.repeat_interleave(self.sizes, output_size=self.elements)
+
+    def indices(self) -> Tensor:
+        """Return the index of each element in its parameter: the lower 32 bits, with the upper ones mixed in."""
+        if self.shifts is not None:
+            return torch.arange(self.elements, dtype=torch.int32, device=self.names.device) + self.spread(self.shifts)
+        pairs = [place.index(self.names.device) for place in self.places]
+        return torch.cat([lower if upper is None else lower ^ _mixed(upper) for lower, upper in pairs])
 
 
 @lru_cache(maxsize=1024)
-def _keys(names: tuple[str, ...], device: torch.device) -> Tensor:
-    """Return the keys of names on a device. Made once: a copy to a GPU would wait, and no graph could capture it."""
+def _about(places: tuple[Place, ...], device: torch.device) -> _About:
+    """Return what is known of tensors. Made once: a copy to a GPU would wait, and no graph could capture it."""
+    sizes = [prod(place.shape) for place in places]
+    simple = sum(sizes) < 1 << 31 and all(place.is_run and prod(place.whole) < 1 << 31 for place in places)
+    before = [0, *accumulate(sizes)]
+    shifts = [place.first - first for place, first in zip(places, before, strict=False)]
     with torch.inference_mode(False):
-        return torch.tensor([key(name) for name in names], dtype=torch.int64, device=device)
+        names = torch.tensor([key(place.name) for place in places], dtype=torch.int64, device=device)
+        numbers = torch.tensor(sizes, dtype=torch.int64, device=device)
+        moved = torch.tensor(shifts, dtype=torch.int32, device=device) if simple else None
+    return _About(places, names, numbers, moved, sum(sizes))
 
 
 def _mixed(x: Tensor) -> Tensor:
@@ -142,8 +169,11 @@ def move(
     """
     v1, v2 = (None if swing is None else swing.v for swing in (motion.swing1, motion.swing2))
     columns = [each for each in (copy, v1, v2) if each is not None]
+    most = arithmetic.SCRATCH // 8
+    if step.device.type == "cpu":
+        most = min(most, CACHED)
     for w1, high, low, places, *rest in arithmetic.pieces(
-        group.w1, group.w2, group.low, group.places, *columns, most=arithmetic.SCRATCH // 8
+        group.w1, group.w2, group.low, group.places, *columns, most=most
     ):
         before = None if copy is None else rest.pop(0)
         swings = [

@@ -21,7 +21,7 @@ from torchbelay.ops.triton.layout import (
 
 from .memory import load, narrow, store
 
-LARGEST, INFINITE, QUIET = tl.constexpr(0x7F7FFF00), tl.constexpr(0x7F800000), tl.constexpr(0x00400000)
+LARGEST = tl.constexpr(0x7F7FFF00)
 M1, M2 = tl.constexpr(0x7FEB352D), tl.constexpr(0x846CA68B)
 
 
@@ -49,8 +49,7 @@ def store_average(slot, start, lane, mask, x, random, KIND: tl.constexpr, WHOLE:
     if KIND == PLANES:
         bits = x.to(tl.int32, bitcast=True)
         size = bits & 0x7FFFFFFF
-        lost = (size > INFINITE) & (size <= INFINITE + 0xFF)  # a nan with nothing but bits that are dropped
-        bits = (bits + tl.where(size < LARGEST, random, 0)) | tl.where(lost, QUIET, 0)
+        bits += tl.where(size < LARGEST, random, 0)  # not to inf, nor from it; a nan of arithmetic keeps its first bit
         high = tl.load(slot + W2).to(tl.pointer_type(tl.int16)) + start
         low = tl.load(slot + LOW).to(tl.pointer_type(tl.uint8)) + start
         upper = (bits >> 16).to(tl.int16)
