@@ -1,4 +1,4 @@
-"""What an average of 24 bits loses, beside bfloat16: `python benchmarks/rounding.py` renews the table in docs/memory.md.
+"""What an average of 24 bits loses: `python benchmarks/rounding.py` renews the table in docs/memory.md.
 
 Weights wander around a point, as they do at the end of a training. `Belay` follows them in 24 bits, torch's lerp in
 float32, and beside them averages of bfloat16 that are rounded at random too. The error is the distance from the float32
@@ -70,7 +70,10 @@ def measured(spread: float, *, weights: int, steps: int, seed: int = 0) -> list[
 
 def table(result: dict[str, Any]) -> str:
     """Return the table of the document."""
-    lines = ["| decay | τ | 24 bits | at most √(2⁻¹⁵/(2τ)) | bfloat16 | bfloat16 ÷ 24 bits |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| decay | τ | 24 bits | at most √(2⁻¹⁵/(2τ)) | bfloat16 | bfloat16 ÷ 24 bits |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in result["rows"]:
         ratio = row["bfloat16"] / row["24 bits"]
         lines.append(

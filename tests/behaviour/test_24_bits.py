@@ -20,7 +20,9 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU captu
 INNER: dict[str, dict[str, Any]] = {"AdamW": {"lr": 1e-2}, "SGD": {"lr": 0.1, "momentum": 0.9}}
 
 
-def run(ours: bool, method: Any = EMA, *, inner: str = "AdamW", dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+def run(
+    ours: bool, method: Any = EMA, *, inner: str = "AdamW", dtype: torch.dtype = torch.float32, **options: Any
+) -> Any:
     """A model, its optimizer and Belay; ours steps and averages in one pass, torch's is followed by foreach."""
     model = mlp(dtype).to(WHERE)
     optimizer = getattr(optim if ours else torch.optim, inner)(model.parameters(), **INNER[inner])
@@ -45,7 +47,9 @@ def nearly(x: dict[str, Tensor], y: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("method", [EMA, BELAY, SWINGING], ids=["ema", "belay", "velocities"])
 def test_one_pass_draws_the_bytes_that_foreach_draws(inner: str, method: Any) -> None:
     """With other bytes nearly every number would be rounded otherwise."""
-    spectators = {} if method is SWINGING else {"short": tb.Spring.ema(decay=0.5)}  # velocities take a pass of their own
+    spectators = (
+        {} if method is SWINGING else {"short": tb.Spring.ema(decay=0.5)}
+    )  # velocities take a pass of their own
     runs = [run(ours, method, inner=inner, spectators=spectators) for ours in (True, False)]
     for model, optimizer, _ in runs:
         train(model, optimizer, 4)

@@ -329,7 +329,12 @@ def test_the_memory_of_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("dtype", "copies", "options"),
-    [(torch.float32, 0, {}), (torch.bfloat16, 1, {}), (torch.float32, 1, {"bits": 24}), (torch.bfloat16, 1, {"bits": 24})],
+    [
+        (torch.float32, 0, {}),
+        (torch.bfloat16, 1, {}),
+        (torch.float32, 1, {"bits": 24}),
+        (torch.bfloat16, 1, {"bits": 24}),
+    ],
     ids=["traded", "weights kept aside", "24 bits", "24 bits, bfloat16"],
 )
 def test_the_memory_of_a_swap(

@@ -63,7 +63,7 @@ def test_the_mean_over_all_random_bytes_is_the_number(bits: int) -> None:
     found = kept(x.expand(256), torch.arange(256, dtype=torch.int32)).double()
     exact = x.double()
     assert len(found.unique()) <= 2
-    assert (found.min() <= exact) and (exact <= found.max())
+    assert found.min() <= exact <= found.max()
     smallest = 2.0**-149
     assert sum(int(v / smallest) for v in found.tolist()) == 256 * int(exact.item() / smallest)
 
@@ -207,7 +207,9 @@ def test_bytes_are_spread_evenly_and_independent_of_neighbours_steps_and_names()
 # Steps ----------------------------------------------------------------------------------------------------------------
 
 
-def group(dtype: torch.dtype = f32, *, shapes=SHAPES, turned: bool = False, places: list[Place] | None = None) -> Tensors:
+def group(
+    dtype: torch.dtype = f32, *, shapes=SHAPES, turned: bool = False, places: list[Place] | None = None
+) -> Tensors:
     """Weights with averages of 24 bits; `turned`: laid out in another order in memory."""
     w1 = [normal(shape, dtype, seed=i) for i, shape in enumerate(shapes)]
     if turned:

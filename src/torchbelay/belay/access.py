@@ -130,7 +130,7 @@ class Access:
     def _refuse_planes(self, what: str) -> None:
         if self._options.bits is not None:
             raise ValueError(
-                f"{what}() shares the average's memory, and with bits={self._options.bits} no tensor holds the average; "
+                f"{what}() shares the average's memory, and with bits={self._options.bits} no tensor has the average: "
                 "evaluate inside averaged(), take a copy by average_state_dict(), or make the Belay without bits"
             )
 

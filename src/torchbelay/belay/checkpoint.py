@@ -222,8 +222,8 @@ def _check_options(saved: Mapping[str, Any], options: Options) -> None:
 
 def options_of(saved: Any, options: Options) -> dict[str, tuple[Any, int | str | None]]:
     """Return the options of a state and those that are here, by name; states of older versions do not have them all."""
-    rare = {"keep_initial": False, "bits": None}
-    found = rare | named("options", saved)
+    rare: dict[str, Any] = {"keep_initial": False, "bits": None}
+    found = rare | dict(named("options", saved))
     return {name: (found[name], now) for name, now in (rare | options.saved()).items()}
 
 

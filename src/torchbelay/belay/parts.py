@@ -49,8 +49,9 @@ class Part:
         initial: Initial,
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
+        home, every, bits = options.home, options.every, options.bits
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, home=options.home, every=options.every, initial=initial, bits=options.bits)
+            name: Average(name, rule, pulls=name == MAIN, home=home, every=every, initial=initial, bits=bits)
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)

@@ -156,7 +156,10 @@ class _Revision:
             if any(e.name not in found[kind] for e in changed if inertias(e.method)[kind == "velocities2"] is not None):
                 self._note(f"the {kind} of {label} begin at 0")
         kinds = [
-            ("24 bits" if e.name in found[LOW] else found["weights"][e.name].dtype, e.dtype if e.low is None else "24 bits")
+            (
+                "24 bits" if e.name in found[LOW] else found["weights"][e.name].dtype,
+                e.dtype if e.low is None else "24 bits",
+            )
             for e in entries.values()
             if e.name not in new
         ]

@@ -50,7 +50,7 @@ class Place:
         return not cut or all(n == 1 for n in self.shape[: cut[-1]]) or 0 in self.shape
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """Return the flat indices of the elements in the whole parameter, as lower and upper 32 bits; None for zeros."""
+        """Return the indices of the elements in the whole parameter, as lower and upper 32 bits; None for zeros."""
         kind = torch.int32 if prod(self.whole) <= 1 << 32 else torch.int64
         total = torch.zeros((), dtype=kind, device=device)
         for d, stride in enumerate(self.strides):

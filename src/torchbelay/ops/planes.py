@@ -8,8 +8,8 @@ were an integer: so a number is rounded away from 0 with the probability that ke
 it is subnormal. Numbers above the largest one of 24 bits become that one, inf stays inf, and a nan stays a nan.
 
 The byte of an element depends on the name of its parameter, its index in the whole parameter and the number of the
-step, and on nothing else: not on devices, ranks, memory layouts or the code that computes it. `random_bytes` defines it;
-`triton/kernels/planes.py` has the same function.
+step, and on nothing else: not on devices, ranks, memory layouts or the code that computes it. `random_bytes` defines
+it; `triton/kernels/planes.py` has the same function.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def split(x: Tensor, random: Tensor | None = None) -> tuple[Tensor, Tensor]:
 def copy_(to: Tensors, high: Tensors, low: Tensors) -> None:
     """Overwrite `to` with the numbers of planes, on any device, rounded to its dtype; with a bounded scratch buffer."""
     for targets, some, rest in arithmetic.pieces(to, high, low, most=arithmetic.SCRATCH // 2):
-        arithmetic.copy_(targets, [joined(h, l) for h, l in zip(some, rest, strict=True)])
+        arithmetic.copy_(targets, list(map(joined, some, rest)))
 
 
 # Random bytes ---------------------------------------------------------------------------------------------------------
@@ -181,7 +181,12 @@ def move(
         ]
         flat = joined(torch.cat([h.flatten() for h in high]), torch.cat([x.flatten() for x in low]))
         w2 = _like(flat, high)
-        move(_Piece(w1, w2, [], [], [], [], group.born), replace(motion, swing1=swings[0], swing2=swings[1]), before, keep)
+        move(
+            _Piece(w1, w2, [], [], [], [], group.born),
+            replace(motion, swing1=swings[0], swing2=swings[1]),
+            before,
+            keep,
+        )
         planes = split(flat, random_bytes(places, step))
         for own, new in zip((high, low), planes, strict=True):
             arithmetic.copy_(own, _like(new, own))
@@ -191,7 +196,7 @@ def move(
 
 def _like(flat: Tensor, tensors: Tensors) -> list[Tensor]:
     """Return views of a flat tensor in the shapes of these."""
-    parts = flat.split([t.numel() for t in tensors])
+    parts = torch.split(flat, [t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 

@@ -17,7 +17,12 @@ from torchbelay.belay.shard import part_for
 
 from .runs import EMA, here, on, refused, same
 
-SHAPES = {"rows": ((5, 4), Shard(0)), "columns": ((4, 5), Shard(1)), "few": ((1, 3), Shard(0)), "all": ((7,), Replicate())}
+SHAPES = {
+    "rows": ((5, 4), Shard(0)),
+    "columns": ((4, 5), Shard(1)),
+    "few": ((1, 3), Shard(0)),
+    "all": ((7,), Replicate()),
+}
 
 
 class Model(nn.Module):
@@ -101,7 +106,9 @@ def planes_of_replicas_agree(folder: Path) -> None:
     belay = tb.Belay(wrapped, optimizer, EMA, bits=24)
     for step in range(4):
         optimizer.zero_grad()
-        wrapped(torch.randn(4, 30, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))).sum().backward()
+        wrapped(
+            torch.randn(4, 30, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        ).sum().backward()
         optimizer.step()
     for t in planes(belay).values():
         bits = t.contiguous().view(torch.uint8)

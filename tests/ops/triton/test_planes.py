@@ -32,7 +32,9 @@ def laid_out(t: Tensor, layout: str) -> Tensor:
     return t.to(memory_format=torch.channels_last) if layout == "channels last" and t.dim() == 4 else t
 
 
-def group(dtype: torch.dtype = f32, *, layout: str = "plain", places: list[Place] | None = None, shapes=SHAPES) -> Tensors:
+def group(
+    dtype: torch.dtype = f32, *, layout: str = "plain", places: list[Place] | None = None, shapes=SHAPES
+) -> Tensors:
     w1 = [laid_out(normal(shape, dtype, seed=i), layout) for i, shape in enumerate(shapes)]
     found = Tensors(w1, [], places=places or [Place.of(f"p{i}", shape) for i, shape in enumerate(shapes)])
     for i, w in enumerate(w1):

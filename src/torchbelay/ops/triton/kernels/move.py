@@ -92,8 +92,9 @@ def _move(
         if RESTS:
             if tl.load(numbers + ACTIVE) != 0:
                 new = _couple(
-                    slot, numbers, start, lane, mask, old, new, u, w2, random, RULE, PULLS, SWING1, SWING2, KIND2, WHOLE, j
-                )
+                    slot, numbers, start, lane, mask, old, new, u, w2, random,
+                    RULE, PULLS, SWING1, SWING2, KIND2, WHOLE, j,
+                )  # fmt: skip
         else:
             new = _couple(
                 slot, numbers, start, lane, mask, old, new, u, w2, random, RULE, PULLS, SWING1, SWING2, KIND2, WHOLE, j
@@ -129,17 +130,17 @@ def _couple(
             p = tl.load(numbers + P)
             relaxes = tl.load(numbers + RELAX1) != 0  # p = 1 − a
             w1_new = tl.where(relaxes, lerp(new, w2, a), old + times(a, w2 - old) + times(p, u))
-    KINDV: tl.constexpr = FLOAT if KIND2 == PLANES else KIND2  # of velocities
+    swing_kind: tl.constexpr = FLOAT if KIND2 == PLANES else KIND2
     if SWING1 and J == 0:
-        v1 = load(tl.load(slot + V1), start, lane, mask, KINDV, WHOLE)
+        v1 = load(tl.load(slot + V1), start, lane, mask, swing_kind, WHOLE)
         w1_new += times(tl.load(numbers + CARRY1), v1)
         v1_new = times(tl.load(numbers + STAY1), v1) + times(tl.load(numbers + PULL1), w2 - old)
-        store(tl.load(slot + V1), start, lane, mask, v1_new + times(tl.load(numbers + PUSH1), u), KINDV, WHOLE)
+        store(tl.load(slot + V1), start, lane, mask, v1_new + times(tl.load(numbers + PUSH1), u), swing_kind, WHOLE)
     if SWING2:
-        v2 = load(tl.load(slot + V2), start, lane, mask, KINDV, WHOLE)
+        v2 = load(tl.load(slot + V2), start, lane, mask, swing_kind, WHOLE)
         w2_new += times(tl.load(numbers + CARRY2), v2)
         v2_new = times(tl.load(numbers + STAY2), v2) + times(tl.load(numbers + PULL2), old - w2)
-        store(tl.load(slot + V2), start, lane, mask, v2_new + times(tl.load(numbers + PUSH2), u), KINDV, WHOLE)
+        store(tl.load(slot + V2), start, lane, mask, v2_new + times(tl.load(numbers + PUSH2), u), swing_kind, WHOLE)
     stored = store_average(slot, start, lane, mask, w2_new, random, KIND2, WHOLE)
     if PULLS and J == 0:
         # they meet: a sync leaves not a bit between them
