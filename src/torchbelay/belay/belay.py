@@ -40,7 +40,7 @@ class Belay(Access):
             second one is refused.
         save_with_optimizer: let the averages be in what `optimizer.state_dict()` returns, and load them with it. Who
             saves the optimizer (any trainer, torch.distributed.checkpoint) saves them. No other call is needed.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
+        **options: `dtype`, `bits`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
             `keep_initial`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
