@@ -489,7 +489,7 @@ def test_an_interruption_is_one_line_and_exit_status_130(lab: Lab, command: Call
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fig1", "nonsense"], r"unknown part 'nonsense'; choose from fig1, .*, cifar10, all"),
+        (["fig1", "nonsense"], r"unknown part 'nonsense'; choose from fig1, .*, gpt, all"),
         (["--out", "{file}"], r"cannot write .*; choose another folder with --out"),
         (["--out", "{file}/below"], r"cannot write .*; choose another folder with --out"),
         (["--seed", "-1"], r"argument --seed: .*"),

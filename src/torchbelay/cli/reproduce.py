@@ -19,7 +19,7 @@ examples:
   torchbelay reproduce --dry-run             list the parts that would run
   torchbelay reproduce cifar10 --data cifar-10-binary.tar.gz --budget 10m --out trial
 
-Without a GPU or without the data, mnist, sign and cifar10 show the records that come with the package.
+Without a GPU or without the data, mnist, sign, cifar10 and gpt show the records that come with the package.
 """
 
 
@@ -34,8 +34,8 @@ def add(commands: "Commands") -> None:
         examples=_EXAMPLES,
     )
     parts = (
-        "fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, posthoc, mnist, sign, cifar10 or all "
-        "(default)"
+        "fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, posthoc, mnist, sign, cifar10, gpt or "
+        "all (default)"
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=parts)
     parser.add_argument("--out", default="report", metavar="DIR", help="the folder of the report (default: report)")

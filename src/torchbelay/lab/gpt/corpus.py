@@ -1,0 +1,119 @@
+"""Text that every machine has: the Python code of the standard library and of the installed packages, as bytes.
+
+A whole package is for training, for tuning or for judging, so that no text is seen twice. The share is decided by the
+package's name alone, and so is the order. `Corpus.digest` says which text it was: installed versions differ.
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchbelay.lab.part import LabError
+
+Split = Literal["train", "tune", "judge"]
+_SHARES: dict[int, Split] = {0: "tune", 1: "judge"}  # of ten; the other eight are for training
+_LEFT_OUT = {"test", "tests", "testing", "site-packages", "dist-packages", "__pycache__", "idlelib", "lib2to3"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The bytes of each split, one package after the other."""
+
+    train: Tensor
+    tune: Tensor
+    judge: Tensor
+    packages: int
+    digest: str
+
+    def held_out(self, split: Split) -> Tensor:
+        """Return the bytes of a split."""
+        found: Tensor = getattr(self, split)
+        return found
+
+
+def split_of(package: str) -> Split:
+    """Return what a package is for.
+
+    >>> [split_of(name) for name in ("json", "asyncio", "email")]
+    ['train', 'tune', 'train']
+    """
+    return _SHARES.get(_digest(package)[-1] % 10, "train")
+
+
+def _digest(package: str) -> bytes:
+    return hashlib.sha256(package.encode()).digest()
+
+
+def collect(most: int, folders: list[Path] | None = None) -> Corpus:
+    """Read packages until there are `most` bytes, from each at most a fiftieth of them."""
+    texts: dict[Split, list[bytes]] = {"train": [], "tune": [], "judge": []}
+    total, packages, sha = 0, 0, hashlib.sha256()
+    found = _packages(folders or _folders())
+    for name in sorted(found, key=_digest):
+        if total >= most:
+            break
+        text = b"".join(_texts(found[name]))[: most // 50]
+        if not text:
+            continue
+        texts[split_of(name)].append(text)
+        total, packages = total + len(text), packages + 1
+        sha.update(name.encode() + b"\0" + text)
+    if missing := [split for split, parts in texts.items() if not parts]:
+        raise LabError(f"no Python code was found to {missing[0]} on; install more packages, as lightning or timm")
+    train, tune, judge = (_as_tensor(b"".join(parts)) for parts in texts.values())
+    return Corpus(train, tune, judge, packages, sha.hexdigest())
+
+
+def _folders() -> list[Path]:
+    """Return the folders of the standard library and of installed packages."""
+    paths = sysconfig.get_paths()
+    return [Path(folder) for folder in dict.fromkeys([paths["stdlib"], paths["purelib"], paths["platlib"]])]
+
+
+def _packages(folders: list[Path]) -> dict[str, list[Path]]:
+    """Return what makes up each top-level package: a folder, or one file."""
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        for entry in sorted(folder.iterdir()):
+            name = entry.name.removesuffix(".py")
+            if entry.name in _LEFT_OUT or name.startswith(("_", "test", "torchbelay")) or "." in name:
+                continue
+            if entry.suffix == ".py" or entry.is_dir():
+                found.setdefault(name, []).append(entry)
+    return found
+
+
+def _texts(paths: list[Path]) -> Iterator[bytes]:
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            if not _LEFT_OUT.intersection(file.relative_to(path.parent).parts) and not file.name.startswith("test_"):
+                yield file.read_bytes() + b"\n"
+
+
+def _as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def windows(text: Tensor, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """Return the bytes from each start, and the byte after each of them.
+
+    >>> windows(torch.arange(10, dtype=torch.uint8), torch.tensor([0, 4]), 3)
+    (tensor([[0, 1, 2],
+            [4, 5, 6]]), tensor([[1, 2, 3],
+            [5, 6, 7]]))
+    """
+    at = starts[:, None] + torch.arange(context + 1, device=starts.device)
+    both = text[at].long()
+    return both[:, :-1], both[:, 1:]
+
+
+def unigram_loss(train: Tensor, held_out: Tensor) -> float:
+    """Return the loss, in nats per byte, of a model that only knows how frequent each byte is."""
+    counts = torch.bincount(train.long(), minlength=256).double() + 1
+    return float(-(counts / counts.sum()).log()[held_out.long()].mean())

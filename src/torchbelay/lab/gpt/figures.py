@@ -1,0 +1,165 @@
+"""The figures and tables of the language model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchbelay.lab.part import MISSING, Plate, Record, Table
+from torchbelay.lab.records import select
+from torchbelay.lab.report import style
+from torchbelay.lab.report.words import listed
+from torchbelay.lab.score.figures import theta_colour
+from torchbelay.lab.statistics import CONFIDENCE, ratio
+from torchbelay.physics.inner_momentum import stable_range, theta_floor
+from torchbelay.physics.methods import centred
+
+from .analysis import MARGIN, NEAR, Runs, format_ratio, hypotheses, ratio_of
+from .arms import ARMS, CONSTANT, WATCHING, Arm
+
+_OTHERS = {"cosine": "#CC79A7", "schedule-free": "#009E73", "Lookahead": "#E69F00"}
+NAMES = {CONSTANT.name: "θ = 0 (EMA)", "θ = +0.25": "θ = +0.25 (BELAY)"}
+
+
+def draw(records: Sequence[Record]) -> list[Plate]:
+    """Return the plates."""
+    (about,) = select(records, "protocol")
+    runs = Runs(records)
+    return [_curves(runs, about), _arms(runs, about), _hypotheses(runs)]
+
+
+def colour(arm: Arm) -> str:
+    """Return the colour of an arm: that of its θ, or its own."""
+    return _OTHERS[arm.name] if arm.theta is None else theta_colour(arm.theta)
+
+
+def title(arm: str) -> str:
+    """Return the name of an arm as the figure has it."""
+    return NAMES.get(arm, arm)
+
+
+def _curves(runs: Runs, about: Record) -> Plate:
+    fig = style.figure(9.0, 4.2)
+    left, right = fig.subplots(1, 2)
+    known = [r["losses"]["w2"] for r in runs.judging if r["losses"]["w2"] is not None]
+    for name in runs.arms:
+        _draw_curve(left, runs, ARMS[name])
+    left.set(ylabel="loss of the average, nats per byte")
+    if known:
+        left.set_ylim(0.99 * min(known), 1.2 * min(known))
+        left.legend(fontsize=7)
+    left.set_title("Other seeds and other text than for tuning")
+    _draw_sharpness(right, runs, about["rate"])
+    right.set_title("Curvature at the end, times the rate")
+    for ax in (left, right):
+        ax.set(xscale="log", xlabel="learning rate")
+        ax.minorticks_off()
+        ax.set_xticks(runs.lrs, [f"{lr:g}" for lr in runs.lrs])
+    notes = (
+        f"Left: a line joins the means over seeds; bars are {CONFIDENCE:.0%} intervals of the mean's ratio to the best "
+        "loss of all, and a rate at which a seed is lost has no point.",
+        "Right: the learning rate times the largest eigenvalue of the Hessian in the units of Adam's steps, after the "
+        "last step. Dotted lines are the limits that the theorem on inner momentum gives each θ on a quadratic; θ's "
+        f"floor is {theta_floor(0.9, about['rate']):.2f} here.",
+        *_words(about),
+    )
+    caption = (
+        "The loss of the average over the learning rate, for every arm, and how near to its limit each spring trains. "
+        f"{_range_words(runs)}"
+    )
+    return Plate("gpt-rates", "Which spring bears the widest range of learning rates?", caption, fig, notes)
+
+
+def _draw_curve(ax: Any, runs: Runs, arm: Arm) -> None:
+    points = []
+    for lr in runs.lrs:
+        losses = [*runs.losses(arm.name, lr).values()]
+        known = [loss for loss in losses if loss is not None]
+        if known and len(known) == len(losses):
+            mean = sum(known) / len(known)
+            spread = ratio(known, [mean] * len(known))
+            reach = (
+                (mean - mean * spread.low / spread.mean, mean * spread.high / spread.mean - mean)
+                if spread
+                else (0.0, 0.0)
+            )
+            points.append((lr, mean, *reach))
+    if points:
+        x, y, low, high = zip(*points, strict=True)
+        ax.errorbar(x, y, (low, high), color=colour(arm), marker="o", markersize=3, label=title(arm.name), capsize=2)
+
+
+def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
+    for arm in ARMS.values():
+        points = [
+            (r["lr"], r["lr"] * r["sharpness"])
+            for r in sorted(runs.tuning, key=lambda r: r["lr"])
+            if r["arm"] == arm.name and (r.get("sharpness") or 0) > 0  # a saddle has no limit
+        ]
+        if points and arm.theta is not None:
+            ax.plot(*zip(*points, strict=True), color=colour(arm), marker="o", markersize=3, label=title(arm.name))
+            limit = stable_range(centred(theta=arm.theta, rate=rate).coupling(1, 1.0), arm.beta1)
+            ax.axhline(limit, color=colour(arm), linestyle=":", linewidth=1)
+    ax.set(yscale="log", ylabel="x = rate × curvature")
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(fontsize=7)
+
+
+def _range_words(runs: Runs) -> str:
+    """Return which hypotheses about the range of rates hold, as a sentence."""
+    wider = [h.id.removeprefix("H2 ") for h in hypotheses(runs) if h.id.startswith("H2") and h.holds]
+    if not wider:
+        return f"No θ < 0 is shown to have a wider range of rates within {NEAR - 1:.0%} of its best than EMA."
+    return f"The range of rates within {NEAR - 1:.0%} of the best is wider than EMA's with {listed(wider)}."
+
+
+def _arms(runs: Runs, about: Record) -> Plate:
+    columns = ("", "Best rate", "Loss of the average", "÷ EMA, each at its best", "Loss of the weights", "Seeds lost")
+    rows = []
+    reference = (CONSTANT.name, runs.best_lr(CONSTANT.name))
+    for arm in runs.arms:
+        lr = runs.best_lr(arm)
+        losses, own = ([*runs.losses(arm, lr, weights).values()] for weights in ("w2", "w1"))
+        beside = "1" if arm == CONSTANT.name else format_ratio(ratio_of(runs, (arm, lr), reference))
+        lost = f"{sum(loss is None for loss in losses)} of {len(losses)}"
+        rows.append((title(arm), f"{lr:g}", _mean(losses), beside, _mean(own), lost))
+    at = reference[1]
+    others = [f"{name}: {_mean([*runs.losses(CONSTANT.name, at, name).values()])}" for name in WATCHING]
+    notes = (
+        "The best rate of an arm is that of the lowest mean loss of its average on the seeds and the text for tuning; "
+        "all other numbers are of other seeds and other text.",
+        f"Averages that only watch the run with EMA of rate {about['rate']:g}: {listed(others)}.",
+        "θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t. θ = 0 at the same rate is the EMA "
+        "that is matched to BELAY.",
+        *_words(about),
+    )
+    caption = "Each arm at its best learning rate: the loss of its average and of its weights, in nats per byte."
+    return Plate("gpt-arms", "Every arm at its best rate", caption, Table(columns, tuple(rows)), notes)
+
+
+def _mean(losses: Sequence[float | None]) -> str:
+    known = [loss for loss in losses if loss is not None]
+    return f"{sum(known) / len(known):.4f}" if known else MISSING
+
+
+def _hypotheses(runs: Runs) -> Plate:
+    found = hypotheses(runs)
+    rows = tuple((h.id, h.claim, h.numbers, f"{h.p:.2g}", "holds" if h.holds else "not shown") for h in found)
+    notes = (
+        "p: how likely such numbers are if the hypothesis is wrong, by a one-sided t-test over seeds, or by signs "
+        f"alone if a run is lost. Holm's rule over all rows, at 5%. The margin of “not worse” is {MARGIN - 1:.0%}.",
+    )
+    holding = listed([h.id for h in found if h.holds], none="none of them")
+    caption = f"The hypotheses, which were written down before the runs. Shown: {holding}."
+    table = Table(("", "Hypothesis", "Measured", "p", "Verdict"), rows)
+    return Plate("gpt-hypotheses", "Does the sign matter with the controls in?", caption, table, notes)
+
+
+def _words(about: Record) -> tuple[str, ...]:
+    size = about["bytes"]
+    return (
+        f"A GPT over bytes, {about['layers']} layers of {about['width']}, context {about['context']}, batch "
+        f"{about['batch']}, {about['steps']:,} steps, the first {about['warmup']} of them warm-up, AdamW, gradients "
+        "clipped at 1.",
+        f"Python code of {about['packages']} packages, split by package: {size['train'] / 1e6:.1f} MB to train on, "
+        f"{size['tune'] / 1e6:.1f} to tune and {size['judge'] / 1e6:.1f} to judge. SHA-256 {about['digest'][:16]}.",
+        f"{about['device']}, torch {about['torch']}, {about['device_s']:,} s, {about['date']}.",
+    )

@@ -1,0 +1,158 @@
+"""Train one network after the other: the same program for every arm, rate and seed.
+
+There is one network, whose weights are set anew for each run, so that it is compiled, and on a GPU captured, once. The
+captured part is the gradient; the optimizer steps and the averages follow outside, as in an ordinary loop.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, ContextManager  # noqa: UP035 - the name for a type
+
+import torch
+from torch import Tensor, nn
+
+from torchbelay.belay import Belay
+from torchbelay.lab.part import Record
+from torchbelay.lab.records import rounded
+
+from .arms import Arm
+from .corpus import Corpus, Split, unigram_loss, windows
+from .curvature import preconditioned_sharpness
+from .network import ByteGPT, Shape, decayed, loss_of, seeded
+
+CLIP = 1.0  # the largest norm of a gradient
+BETA2 = 0.95
+WARM = 3  # passes before the capture, in which libraries choose their algorithms
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The sizes and numbers of the study."""
+
+    shape: Shape = field(default_factory=Shape)
+    batch: int = 64
+    steps: int = 1500
+    warmup: int = 100
+    rate: float = 0.01  # c of the averages, which remember about 100 steps
+    lrs: tuple[float, ...] = (3e-4, 5.8e-4, 1.1e-3, 2.1e-3, 4.1e-3, 8e-3)
+    tuned_on: int = 2  # seeds
+    judged_on: int = 5  # others
+    windows: int = 1024  # of held-out text
+    corpus: int = 120_000_000  # bytes, at most
+
+
+def precision(device: torch.device) -> ContextManager[Any]:
+    """Return the context of the forward pass: bfloat16 on a GPU, float32 on a CPU."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+class Trainer:
+    """Trains networks of one shape on one corpus."""
+
+    def __init__(self, how: Protocol, corpus: Corpus, device: torch.device) -> None:
+        self.how, self.device = how, device
+        train, tune, judge = (each.to(device) for each in (corpus.train, corpus.tune, corpus.judge))
+        self.corpus = replace(corpus, train=train, tune=tune, judge=judge)
+        self.network = ByteGPT(how.shape).to(device)
+        self._text = torch.zeros(how.batch, how.shape.context, dtype=torch.long, device=device)
+        self._following = torch.zeros_like(self._text)
+        self._loss = torch.zeros((), device=device)
+        self._gradient: Callable[[], None] = self._pass
+        self._forward: Callable[[Tensor, Tensor], Tensor] = self._eager
+        if device.type == "cuda":
+            self._forward = torch.compile(self._eager)
+            self._gradient = self._captured()
+
+    def _eager(self, text: Tensor, following: Tensor) -> Tensor:
+        return loss_of(self.network(text), following)
+
+    def _pass(self) -> None:
+        for p in self.network.parameters():
+            p.grad = None
+        with precision(self.device):
+            loss = self._forward(self._text, self._following)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._loss.copy_(loss.detach())
+
+    def _captured(self) -> Callable[[], None]:
+        """Capture the gradient as a CUDA graph; a replay writes it to the same tensors."""
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM):
+                self._pass()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._pass()
+        return graph.replay
+
+    def run(self, arm: Arm, lr: float, seed: int, split: Split, *, curvature: bool = False) -> Record:
+        """Train once; return the losses of the weights and of all averages on a held-out split."""
+        how = self.how
+        self.network.load_state_dict(seeded(how.shape, seed).state_dict())
+        optimizer = torch.optim.AdamW(
+            decayed(self.network), lr=lr, betas=(arm.beta1, BETA2), fused=self.device.type == "cuda" or None
+        )
+        spectators = {name: make(how.rate) for name, make in arm.spectators.items()}
+        belay = Belay(self.network, optimizer, arm.method(how.rate), spectators=spectators or None)
+        offsets = torch.Generator().manual_seed(10_000 + seed)
+        last = torch.zeros((), device=self.device)
+        for step in range(1, how.steps + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * arm.lr_at(step, how.steps, how.warmup)
+            self._next_batch(offsets)
+            self._gradient()
+            nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
+            optimizer.step()
+            if step > how.steps - how.warmup:
+                last += self._loss / how.warmup
+        losses = {"w1": self._held_out(split)}
+        for name in ("average", *spectators):
+            with belay.averaged(name):
+                losses["w2" if name == "average" else name] = self._held_out(split)
+        found: Record = {
+            "kind": "run",
+            "arm": arm.name,
+            "theta": arm.theta,
+            "lr": lr,
+            "seed": seed,
+            "split": split,
+            "train": rounded(float(last)),
+            "losses": losses,
+        }
+        if curvature:
+            found["sharpness"] = self._sharpness(optimizer, offsets)
+        belay.detach()
+        return found
+
+    def _next_batch(self, offsets: torch.Generator) -> None:
+        starts = torch.randint(len(self.corpus.train) - self.how.shape.context, (self.how.batch,), generator=offsets)
+        text, following = windows(self.corpus.train, starts.to(self.device), self.how.shape.context)
+        self._text.copy_(text)
+        self._following.copy_(following)
+
+    @torch.no_grad()
+    def _held_out(self, split: Split) -> float | None:
+        """Return the loss on windows that are spread evenly over a split; None if the run is lost.
+
+        A run is lost if it predicts no better than the frequencies of bytes do.
+        """
+        text, context = self.corpus.held_out(split), self.how.shape.context
+        starts = torch.linspace(0, len(text) - context - 1, self.how.windows, device=self.device).long()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for some in torch.split(starts, self.how.batch):
+            with precision(self.device):
+                total += self._forward(*windows(text, some, context)).double() * len(some)
+        loss = float(total) / self.how.windows
+        return rounded(loss) if math.isfinite(loss) and loss < self._frequencies(split) else None
+
+    def _frequencies(self, split: Split) -> float:
+        return unigram_loss(self.corpus.train, self.corpus.held_out(split))
+
+    def _sharpness(self, optimizer: torch.optim.Optimizer, offsets: torch.Generator) -> float | None:
+        self._next_batch(offsets)
+        some = slice(0, max(1, self.how.batch // 4))
+        return preconditioned_sharpness(self.network, optimizer, self._text[some], self._following[some], BETA2)

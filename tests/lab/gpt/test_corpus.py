@@ -1,0 +1,70 @@
+"""The text of the language model: whole packages, split by name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchbelay.lab.gpt.corpus import collect, split_of, unigram_loss, windows
+from torchbelay.lab.part import LabError
+
+NAMES = [f"package{i}" for i in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / name / "tests").mkdir(parents=True)
+        (tmp_path / name / "code.py").write_text(f"# {name}\n" * 20)
+        (tmp_path / name / "tests" / "hidden.py").write_text("HIDDEN")
+    (tmp_path / "single.py").write_text("single = 1\n")
+    (tmp_path / "notes.txt").write_text("NOT CODE")
+    return tmp_path
+
+
+def test_every_package_is_in_the_split_of_its_name(folder: Path) -> None:
+    found = collect(1_000_000, [folder])
+    for name in NAMES:
+        for split in ("train", "tune", "judge"):
+            text = bytes(found.held_out(split).tolist())  # type: ignore[arg-type]
+            assert (f"# {name}\n".encode() in text) == (split == split_of(name)), (name, split)
+    everything = b"".join(bytes(each.tolist()) for each in (found.train, found.tune, found.judge))
+    assert b"single = 1" in everything
+    assert b"HIDDEN" not in everything
+    assert b"NOT CODE" not in everything
+    assert found.packages == len(NAMES) + 1
+
+
+def test_the_digest_is_that_of_the_text(folder: Path) -> None:
+    one, again = (collect(1_000_000, [folder]) for _ in range(2))
+    assert one.digest == again.digest
+    (folder / NAMES[3] / "code.py").write_text("# other\n")
+    assert collect(1_000_000, [folder]).digest != one.digest
+
+
+def test_no_package_has_more_than_its_share_and_all_have_at_most_what_was_asked_for(folder: Path) -> None:
+    (folder / NAMES[0] / "code.py").write_text("x" * 100_000)
+    found = collect(5_000, [folder])
+    text = b"".join(bytes(each.tolist()) for each in (found.train, found.tune, found.judge))
+    assert text.count(b"x" * 10) <= 10
+    assert len(text) <= 5_000 + 100
+
+
+def test_too_few_packages_are_refused_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "only.py").write_text("x = 1\n")
+    with pytest.raises(LabError, match="install more packages"):
+        collect(1000, [tmp_path])
+
+
+def test_windows_are_shifted_by_one_byte() -> None:
+    text = torch.randint(0, 256, (100,), dtype=torch.uint8)
+    seen, following = windows(text, torch.tensor([0, 7, 90]), 9)
+    assert torch.equal(seen[:, 1:], following[:, :-1])
+    assert torch.equal(following[1], text[8:17].long())
+    assert seen.dtype == torch.long
+
+
+def test_the_loss_of_frequencies_is_the_entropy_of_the_same_text() -> None:
+    text = torch.tensor([0, 1] * 50_000, dtype=torch.uint8)
+    assert unigram_loss(text, text) == pytest.approx(0.693147, abs=0.02)
+    assert unigram_loss(text, torch.tensor([7], dtype=torch.uint8)) > 10
