@@ -66,10 +66,6 @@ def _move(
     new = load(tl.load(row + W1), start, lane, mask, KIND1, WHOLE)
     w2 = load_average(row + HEAD, start, lane, mask, KIND2, WHOLE)  # on its way while the optimizer computes
     old = new
-    random = lane  # not used
-    if KIND2 == PLANES:
-        ahead = 0 if RULE >= ADAM else 1  # `look` has counted a step of the kernel's own
-        random = random_bytes(row, start, lane, tl.load(count) + ahead, MAPPED)
     if RULE >= ADAM:
         gradient = tl.load(grads + tensor)
         u = tl.zeros([BLOCK], tl.float32)
@@ -84,6 +80,10 @@ def _move(
         u = new - old
     else:
         u = old  # not used
+    random = lane  # not used
+    if KIND2 == PLANES:
+        ahead = 0 if RULE >= ADAM else 1  # `look` has counted a step of the kernel's own
+        random = random_bytes(row, start, lane, tl.load(count) + ahead, MAPPED)
     for j in tl.static_range(AVERAGES):
         slot = row + HEAD + j * SLOT
         numbers = current + tl.load(slot + COHORT) * NUMBERS
