@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which has no whee
 import torchbelay as tb
 from helpers.problems import same
 from helpers.small import BELAY, EMA, SWINGING, WHERE, mlp, train
+from helpers.small import same as equal
 from torchbelay import optim
 from torchbelay.ops import planes
 
@@ -221,3 +222,16 @@ def test_a_model_that_goes_to_the_gpu_and_back_keeps_its_bits() -> None:
     train(model, optimizer, 1, first=4)
     assert {t.device.type for t in average(belay).values()} == {"cpu"}
     assert not all(map(torch.equal, exact.values(), average(belay).values()))
+
+
+def test_the_swap_gives_every_bit_back_with_kernels_too() -> None:
+    model, optimizer, belay = run(True)
+    train(model, optimizer, 2)
+    exact, before = average(belay), copy.deepcopy((model.state_dict(), belay.state_dict()))
+    with belay.averaged():
+        assert all(p.detach().equal(exact[name]) for name, p in model.named_parameters())
+        with pytest.raises(RuntimeError, match=r"inside averaged\('average'\)"):
+            optimizer.step()
+    assert equal((model.state_dict(), belay.state_dict()), before)
+    train(model, optimizer, 1, first=2)
+    assert "in one pass with the optimizer" in repr(belay)

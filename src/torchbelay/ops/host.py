@@ -8,7 +8,7 @@ Weights elsewhere take the same way, one piece after the other, and the host wai
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,22 +16,8 @@ from torch import Tensor
 from . import arithmetic
 from .foreach import Foreach
 from .lists import ListBackend, PreparedLists
-from .place import Place
 from .reference import Reference
-from .step import Count, Motion, Move, Swing, TensorGroup, Tensors
-
-
-@dataclass
-class _Piece:
-    """A part of a group, with copies of its averages on the weights' device."""
-
-    w1: list[Tensor]
-    w2: list[Tensor]
-    v1: list[Tensor]
-    v2: list[Tensor]
-    low: list[Tensor]
-    places: list[Place]
-    born: int
+from .step import Count, Motion, Move, Piece, Swing, TensorGroup, Tensors
 
 
 class Host(ListBackend):
@@ -92,7 +78,7 @@ class Host(ListBackend):
                 if swing is not None:
                     swing = Swing(_copies(velocities, device), swing.inertia)
                 low, places = rest or ([], [])
-                piece = _Piece(w1, there, [], [], _copies(low, device), places, group.born)
+                piece = Piece(w1, there, _copies(low, device), places, group.born)
                 how = replace(motion, swing2=swing)
                 if step is None:
                     self._inner.move(piece, how, before, keep)

@@ -13,7 +13,7 @@ it; `triton/kernels/planes.py` has the same function.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from math import isclose, prod
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from . import arithmetic
 from .place import Place, key
-from .step import Motion, Swing, TensorGroup, Tensors
+from .step import Motion, Piece, Swing, TensorGroup, Tensors
 
 DROPPED = 8  # bits of a float32 that are not kept
 LARGEST, INFINITE, QUIET = 0x7F7FFF00, 0x7F800000, 0x00400000  # bits of numbers of 24 bits, and of any nan
@@ -146,23 +146,10 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 # A step ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Piece:
-    """A part of a group with its averages in float32."""
-
-    w1: list[Tensor]
-    w2: list[Tensor]
-    v1: list[Tensor]
-    v2: list[Tensor]
-    low: list[Tensor]
-    places: list[Place]
-    born: int
-
-
 def move(
-    move: MoveGroup, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None, step: Tensor
+    by: MoveGroup, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None, step: Tensor
 ) -> None:
-    """Move a group whose averages are planes: piece by piece in float32 by `move`, and then rounded.
+    """Move a group whose averages are planes: piece by piece in float32 by a function, and then rounded.
 
     `step` is the number of the step, on the device of the averages. A step that did not take place (`keep` is 0) leaves
     every bit as it was: what needs no rounding is not changed by it.
@@ -181,8 +168,8 @@ def move(
         ]
         flat = joined(torch.cat([h.flatten() for h in high]), torch.cat([x.flatten() for x in low]))
         w2 = _like(flat, high)
-        move(
-            _Piece(w1, w2, [], [], [], [], group.born),
+        by(
+            Piece(w1, w2, [], [], group.born),
             replace(motion, swing1=swings[0], swing2=swings[1]),
             before,
             keep,

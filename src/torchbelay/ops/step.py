@@ -1,6 +1,6 @@
 """What one step asks of the tensors: a motion for each group of tensors that move alike."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -100,6 +100,19 @@ class TensorGroup(Protocol):
     low: list[Tensor]
     places: list[Place]
     born: int
+
+
+@dataclass
+class Piece:
+    """A part of a group, with copies of its averages elsewhere or in another form."""
+
+    w1: list[Tensor]
+    w2: list[Tensor]
+    low: list[Tensor]
+    places: list[Place]
+    born: int
+    v1: list[Tensor] = field(default_factory=list)  # velocities are those of the motion
+    v2: list[Tensor] = field(default_factory=list)
 
 
 class Move(NamedTuple):
