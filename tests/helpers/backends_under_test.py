@@ -26,14 +26,14 @@ class Tensors:
     born: int = 0
 
     def copy(self, dtype: torch.dtype | None = None) -> "Tensors":
-        lists = ([t.clone() if dtype is None else t.to(dtype) for t in ts] for ts in self.lists())
+        lists = ([t.clone() if dtype is None else t.to(dtype) for t in ts] for ts in (*self.lists(), self.low))
         return Tensors(*lists, self.places, self.born)
 
     def lists(self) -> tuple[list[Tensor], ...]:
-        return self.w1, self.w2, self.v1, self.v2, self.low
+        return self.w1, self.w2, self.v1, self.v2
 
     def all(self) -> list[Tensor]:
-        return [t for ts in self.lists() for t in ts]
+        return [t for ts in (*self.lists(), self.low) for t in ts]
 
 
 class Counter:

@@ -174,7 +174,7 @@ def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
     """Write a checked state, all but its buffers, into an average's tensors and counts."""
     methods: dict[tuple[Any, ...], Any] = {}
     for e in average.entries.values():
-        for kind, slot in (SLOTS | {LOW: "low"}).items():
+        for kind, slot in (SLOTS if e.low is None else SLOTS | {LOW: "low"}).items():
             if e.name in saved[kind]:
                 own = getattr(e, slot)
                 local(own).copy_(part_for(saved[kind][e.name], own))
