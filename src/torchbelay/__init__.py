@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
+    from .physics.recommend import recommend
     from .physics.spring import Spring
     from .physics.warnings import BelayWarning, UnstableSpringWarning
 
@@ -29,6 +30,7 @@ __all__ = [
     "methods",
     "optim",
     "readouts",
+    "recommend",
     "schedules",
     "snapshots",
 ]
@@ -42,6 +44,7 @@ _OBJECTS = {
     "Spring": "torchbelay.physics.spring",
     "UnstableSpringWarning": "torchbelay.physics.warnings",
     "load_average": "torchbelay.belay",
+    "recommend": "torchbelay.physics.recommend",
 }
 _MODULES = {
     "belay": "torchbelay.belay",

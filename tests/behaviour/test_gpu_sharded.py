@@ -1,4 +1,6 @@
-"""FSDP2 on a GPU with one rank, under autocast, against the same training of a plain model; and a compiled model."""
+"""One rank on a GPU, sharded by FSDP2 or sharing its average, against a plain model; and a compiled model."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -46,10 +48,10 @@ def loss(model: nn.Module, i: int) -> Tensor:
         return (model(x) - x.sin()).float().square().mean()
 
 
-def train(model: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
+def train(model: nn.Module, **options: Any) -> tuple[list[float], dict[str, Tensor]]:
     """Losses on the way and inside `averaged()` every few steps, and the average in the end."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    belay = tb.Belay(model, optimizer, tb.Spring(k=1.0, m1=10.0, m2=20.0))
+    belay = tb.Belay(model, optimizer, tb.Spring(k=1.0, m1=10.0, m2=20.0), **options)
     seen = []
     for i in range(len(X)):
         optimizer.zero_grad()
@@ -71,6 +73,13 @@ def test_one_rank_of_fsdp2_trains_and_averages_as_a_plain_model(one_rank: None) 
     fully_shard(model)
     losses, average = train(model)
     assert losses == plain[0]  # the same kernels on the same numbers, to the bit
+    assert all(torch.equal(average[name], value.cpu()) for name, value in plain[1].items())
+
+
+def test_one_replica_that_shares_its_average_trains_as_one_that_keeps_it(one_rank: None) -> None:
+    plain = train(Root().cuda())
+    losses, average = train(Root().cuda(), shard=dist.group.WORLD)
+    assert losses == plain[0]
     assert all(torch.equal(average[name], value.cpu()) for name, value in plain[1].items())
 
 

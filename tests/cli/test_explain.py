@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+from torchbelay.physics import methods, theta_floor
 from torchbelay.physics.spring import Spring
 
 BELAY = "--k 1 --m1 10 --m2 20"
@@ -109,6 +110,82 @@ def test_everything_fits_the_terminal_and_no_word_is_lost(run, monkeypatch, colu
     out = run(f"explain {BELAY} --steps 100").out
     assert max(map(len, out.splitlines())) <= columns
     assert " ".join(out.split("\n\n")[0].split()) == Spring(k=1, m1=10, m2=20).explain()
+
+
+# The centre-of-mass family, and the optimizer's momentum -------------------------------------------------------------
+
+
+def test_a_spring_that_repels_is_given_by_theta_and_rate(run) -> None:
+    printed = run("explain --theta -0.5 --rate 0.1 --curvature 4 --lr 0.1 --steps 10")
+    assert (printed.status, printed.err) == (0, "")
+    assert printed.out.startswith("A spring that repels (Generalized Primal Averaging)")
+    limit = methods.centred(-0.5, 0.1).coupling(1, 0.1).max_stable_lr(4.0)
+    assert printed.table == {
+        "regime": "velocity-free",
+        "decay per step": "0.9",
+        "half-life": "6.57881 steps",
+        "θ": "-0.5",
+        "effective learning rate": "1 of the optimizer's, 0.1 at lr 0.1",
+        "matched EMA": "decay 0.9 at 1 of the learning rate, 0.1 at lr 0.1",
+        "stable at curvature 4": f"lr < {limit:.4g}; lr 0.1 is below it",
+        "plain SGD, or EMA": "lr < 0.5",
+        "left after 10 steps": f"{0.9**10:.4g} of the start",
+    }
+    got = run("explain --theta -0.5 --rate 0.1 --json").json
+    assert got["centred"] == {"theta": -0.5, "rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("--theta -0.9 --rate 0.05", "below it: two momenta feed each other, and the stable range collapses"),
+        ("--theta -0.5 --rate 0.0895", "above it, but within a quarter of it: the pair is poorly damped"),
+        ("--theta -0.2 --rate 0.05", "keeps clear of it"),
+        ("--k 1 --m1 10 --m2 20", "stable below ηh = 12.35 in the effective rate, against 38 with an EMA"),
+        ("--decay 0.95", "stable below ηh = 38, as without an average"),
+        ("--decay 0.95", "This one does not repel"),
+        ("--decay 1", "stable below ηh = 38, as without an average"),
+        ("--k 1 --m1 10 --m2 20 --c1 5 --c2 10", "β1 = 0.9 it is stable below ηh = 0.5269, against 38 with an EMA"),
+    ],
+)
+def test_what_momentum_changes_is_said_in_words(run, setting: str, words: str) -> None:
+    printed = run(f"explain {setting} --beta1 0.9 --curvature 5")
+    assert (printed.status, printed.err) == (0, "")
+    assert words in " ".join(printed.out.split("\n\n")[0].split())
+    assert "β1" not in run(f"explain {setting} --curvature 5").out
+
+
+def test_the_numbers_of_cifar10s_setting(run) -> None:
+    printed = run("explain --theta -0.5 --rate 0.0895 --beta1 0.9 --curvature 10")
+    paragraph = " ".join(printed.out.split("\n\n")[0].split())
+    assert "errors shrink by 0.016 of themselves per step (EMA of the same rate: 0.051)" in paragraph
+    assert "4.3 times the variance of that EMA" in paragraph
+    assert printed.table["stable with β1 = 0.9"] == "lr·curvature < 72.6"
+    assert printed.table["at curvature 10"] == "lr < 7.26"
+    assert printed.table["floor of θ"] == "-0.5539"
+    got = run("explain --theta -0.5 --rate 0.0895 --beta1 0.9 --curvature 10 --json").json
+    coupling = methods.centred(-0.5, 0.0895).coupling(1, 0.1)
+    assert got["stable_range_with_beta1"] == coupling.max_stable_lr(1.0, momentum=0.9)
+    assert got["max_stable_lr_with_beta1"] == pytest.approx(coupling.max_stable_lr(10.0, momentum=0.9))
+    assert (got["theta_floor"], got["beta1"]) == (theta_floor(0.9, 0.0895), 0.9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--theta -0.5", "--rate missing; give --theta and --rate"),
+        ("--rate 0.5", "--theta missing; give --theta and --rate"),
+        ("--theta -0.5 --rate 0.1 --half-life 3", "leave out --half-life"),
+        ("--theta -1 --rate 0.1", "theta=-1.0 is out of range"),
+        ("--theta 0 --rate 1", "rate=1.0 is out of range"),
+        ("--decay 0.9 --beta1 1", "beta1=1.0 is out of range"),
+    ],
+)
+def test_wrong_settings_of_the_family_are_one_line(run, arguments: str, message: str) -> None:
+    printed = run(f"explain {arguments}")
+    assert (printed.status, printed.out) == (2, "")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
 
 
 # --json --------------------------------------------------------------------------------------------------------------
@@ -252,6 +329,6 @@ def test_every_example_of_the_help_runs(run) -> None:
     printed = run("explain --help")
     assert (printed.status, printed.err) == (0, "")
     examples = re.findall(r"^  torchbelay (explain .+)$", printed.out, flags=re.M)
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         assert run(example)[::2] == (0, "")

@@ -487,11 +487,82 @@ def test_E12_an_affine_gradient_is_needed() -> None:
     assert equal(second, -lam * (1 - lam) * slope(point).diff(point, 2))
 
 
+# E13: units ----------------------------------------------------------------------------------------------------------
+
+
+def test_E13_the_unit_of_eta_is_a_time_squared_over_a_mass() -> None:
+    metre, second, kilogram, gram = sp.symbols("metre second kilogram gram", positive=True)
+    newton = kilogram * metre / second**2
+    eta = metre / newton  # a position is η times a force
+    assert equal(eta, second**2 / kilogram)
+    assert not equal(eta, second**2 / metre)
+    pull = (newton / metre) * second**2 / gram  # k·Δt²/m with masses in g: a thousand, and not a number
+    assert equal(pull.subs(gram, kilogram / 1000), 1000)
+
+
+def test_E13_only_two_ratios_matter_so_that_units_cancel() -> None:
+    mass, time = sp.symbols("mass time", positive=True)  # other units of mass and time
+    before = algorithm1(w1, w2, u, k=k, m1=m1, m2=m2, dt=dt)
+    after = algorithm1(w1, w2, u, k=k * mass / time**2, m1=m1 * mass, m2=m2 * mass, dt=dt * time)
+    assert all(equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+# E14: the force on an infinite mass ----------------------------------------------------------------------------------
+
+
+def test_E14_the_update_of_a_fixed_force_vanishes_as_the_mass_grows() -> None:
+    f = sp.Symbol("f", positive=True)
+    update = f * dt**2 / (2 * factor1 * m1)
+    assert sp.limit(update, m1, sp.oo) == 0
+    assert equal(sp.limit(update.subs(f, f * m1), m1, sp.oo), f * dt**2 / 2)  # a force that grows with the mass
+
+
+def test_E14_here_an_infinite_mass_moves_by_the_whole_update() -> None:
+    assert step(Spring(k=1.0, m1=math.inf, m2=10.0).coupling(), 1.0, 5.0, 0.25)[0] == 1.25
+
+
+# E15: one mass where two move ----------------------------------------------------------------------------------------
+
+
+def test_E15_the_distance_closes_by_the_reduced_mass() -> None:
+    new1, new2 = algorithm1(w1, w2, 0, k=k, m1=m1, m2=m2, dt=dt)
+    reduced = m1 * m2 / (m1 + m2)
+    assert equal(new1 - new2, (1 - k * dt**2 / (2 * reduced)) * (w1 - w2))
+    assert MNIST["m1"] / (MNIST["m1"] + MNIST["m2"]) == 0.8  # its own mass alone, for the average: a fifth too slow
+
+
+def test_E15_the_softwares_rule_has_the_reduced_mass() -> None:
+    spring = Spring.for_steps(10_000, **MNIST, rule="exact")
+    reduced = 2000 * 500 / (2000 + 500)
+    assert math.log(spring.decay) * 10_000 == pytest.approx(math.log1p(-1 / (2 * reduced)) * 1_000_000, rel=1e-9)
+
+
+# E16: k is 1, and is not ---------------------------------------------------------------------------------------------
+
+
+def test_E16_the_rule_gives_1_for_a_million_steps_only() -> None:
+    assert Spring.for_steps(1_000_000, **MNIST).k == 1
+    assert [Spring.for_steps(T, **MNIST).k for T in (100_000, 2_000_000)] == [10.0, 0.5]
+
+
+# E17: the name of the scheme -----------------------------------------------------------------------------------------
+
+
+def test_E17_forward_euler_would_not_move_from_rest() -> None:
+    acceleration = k / m2 * (w1 - w2)
+    velocity = sp.Integer(0)
+    assert equal(w2 + dt * velocity, w2)  # forward Euler: x + Δt·v
+    printed = with_velocities(v1=0, v2=0, u=0)[1]
+    assert equal(printed - w2, dt**2 / 2 * acceleration)
+    no_velocity = with_velocities(u=0, c1=2 * m1 / dt, c2=2 * m2 / dt)[1]
+    assert equal(no_velocity - w2, dt**2 / 2 * acceleration)  # all that is left at c = 2m
+
+
 # The page that tells people ------------------------------------------------------------------------------------------
 
 
 def test_every_proof_is_named_on_the_page_and_every_name_there_is_a_proof() -> None:
     page = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## (E\d+)", page, flags=re.M) == [f"E{n}" for n in range(1, 13)]
+    assert re.findall(r"^## (E\d+)", page, flags=re.M) == [f"E{n}" for n in range(1, 18)]
     here = [name for name in globals() if name.startswith("test_E")]
     assert re.findall(r"`(test_E\w+)`", page) == here

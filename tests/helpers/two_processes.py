@@ -1,4 +1,4 @@
-"""Checks of a trainer on two real processes of gloo, which a script runs and a test reads.
+"""Checks of a trainer on two real processes of gloo (or more), which a script runs and a test reads.
 
 CHECKS = {"name": function, …}                      # in the script: each gets a folder that both processes share
 main(CHECKS, limit=150.0)                           # writes FOLDER/said.json, for `python SCRIPT FOLDER`
@@ -29,14 +29,14 @@ Check = Callable[[Path], None]
 Results = dict[str, str | None]
 
 
-def main(checks: Mapping[str, Check], *, limit: float) -> None:
-    """Fork both processes; the folder is the script's argument."""
+def main(checks: Mapping[str, Check], *, limit: float, world: int = WORLD) -> None:
+    """Fork all processes; the folder is the script's argument. Results are added to those of worlds before."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     fork, folder = multiprocessing.get_context("fork"), Path(sys.argv[1])
-    finish([fork.Process(target=_run, args=(rank, folder, checks, limit)) for rank in range(WORLD)], limit)
+    finish([fork.Process(target=_run, args=(rank, world, folder, checks, limit)) for rank in range(world)], limit)
 
 
-def _run(rank: int, folder: Path, checks: Mapping[str, Check], limit: float) -> None:
+def _run(rank: int, world: int, folder: Path, checks: Mapping[str, Check], limit: float) -> None:
     """Run all checks in one process."""
     faulthandler.dump_traceback_later(limit - 10)
     torch.set_num_threads(1)
@@ -45,13 +45,15 @@ def _run(rank: int, folder: Path, checks: Mapping[str, Check], limit: float) -> 
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(WORLD),
-        "LOCAL_WORLD_SIZE": str(WORLD),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "ACCELERATE_USE_CPU": "yes",
     }
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    said: Results = {}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store{world}", rank=rank, world_size=world)
+    known = folder / "said.json"
+    said: Results = json.loads(known.read_text()) if known.exists() else {}
+    dist.barrier()  # the first process writes there soon
     for name, each in checks.items():
         mine = None
         try:
@@ -59,7 +61,8 @@ def _run(rank: int, folder: Path, checks: Mapping[str, Check], limit: float) -> 
             each(folder / name)
         except BaseException:  # torch's CheckpointException is no Exception
             mine = f"process {rank}:\n{traceback.format_exc()}"
-        everybody: list[str | None] = [None] * WORLD
+            sys.stderr.write(f"{name}: {mine}")  # in the log, if the others wait now in vain
+        everybody: list[str | None] = [None] * world
         try:
             dist.all_gather_object(everybody, mine)
         except Exception:  # another process is somewhere else
@@ -68,7 +71,7 @@ def _run(rank: int, folder: Path, checks: Mapping[str, Check], limit: float) -> 
         finally:
             if rank == 0:
                 said.setdefault(name, next(filter(None, everybody), mine))
-                (folder / "said.json").write_text(json.dumps(said))
+                known.write_text(json.dumps(said))
     dist.destroy_process_group()
     faulthandler.cancel_dump_traceback_later()
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from torchbelay import Coupling, methods
+from torchbelay import Coupling, Spring, methods
 from torchbelay.physics import theta_floor
 from torchbelay.physics.inner_momentum import is_below_floor, stable_range
 
@@ -117,3 +117,57 @@ def test_without_momentum_the_whole_range_of_theta_is_above_the_floor(c: float) 
 def test_refused(bad: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         theta_floor(**bad)  # type: ignore[arg-type]
+
+
+def test_the_largest_stable_rate_with_momentum_is_the_range_over_the_curvature() -> None:
+    for theta, c, beta, follow in CASES:
+        coupling = centred(theta, c, follow)
+        assert coupling.max_stable_lr(4.0, momentum=beta) == pytest.approx(stable_range(coupling, beta) / 4, rel=1e-14)
+    spring = Spring(k=1.0, m1=10.0, m2=20.0)
+    assert spring.max_stable_lr(2.0, momentum=0.9) == pytest.approx(stable_range(spring.coupling(), 0.9) / 2, rel=1e-14)
+
+
+def test_what_diverges_by_itself_or_goes_uphill_has_no_range() -> None:
+    for coupling in (Coupling(1.1, 1.0, 1.0, 0.0), Coupling(-0.6, 0.5, 1.0, 0.0), Coupling(0.1, 0.2, -1.0, 0.0)):
+        assert coupling.max_stable_lr(1.0, momentum=0.9) == 0
+        assert radius(1e-6, coupling, 0.9, False) > 1
+
+
+def test_at_the_rate_0_the_pair_is_on_the_circle_and_only_some_come_back() -> None:
+    """a = −b: nothing closes the distance without a gradient."""
+    for coupling, beta in ((Coupling(-0.5, 0.5, 1.0, 0.0), 0.0), (Coupling(-0.05, 0.05, 1.0, 0.0), 0.9)):
+        check_limit(coupling.max_stable_lr(1.0, momentum=beta), coupling, beta)
+    lost = Coupling(-0.5, 0.5, 1.0, 0.0)
+    assert lost.max_stable_lr(1.0, momentum=0.9) == 0
+    assert radius(1e-3, lost, 0.9, False) > 1
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("damping", [(5.0, 10.0), (19.0, 30.0), (20.0, 10.0)])
+def test_a_spring_with_velocities_has_the_range_of_its_eigenvalues(beta: float, damping: tuple[float, float]) -> None:
+    spring = Spring(k=1.0, m1=10.0, m2=20.0, c1=damping[0], c2=damping[1])
+
+    def largest(x: float) -> float:
+        w1, w2, v1, v2, m = np.eye(5)
+        mean = beta * m + (1 - beta) * w1
+        c, u, rows = spring.coupling(), -x * mean, [mean]
+        for own, other, v, pull, force, inertia in (
+            (w1, w2, v1, c.a, c.p, spring.inertia1),
+            (w2, w1, v2, c.b, c.q, spring.inertia2),
+        ):
+            rows.append(own + pull * (other - own) + force * u + (inertia.carry * v if inertia else 0))
+            kept = inertia.stay * v + inertia.pull * (other - own) + inertia.push * u if inertia else 0 * v
+            rows.append(kept)
+        mean, w1, v1, w2, v2 = rows
+        return float(max(abs(np.linalg.eigvals(np.array([w1, w2, v1, v2, mean])))))
+
+    limit = spring.max_stable_lr(2.0, momentum=beta) * 2
+    assert all(largest(share * limit) < 1 for share in (0.01, 0.1, 0.3, 0.6, 0.9, 0.999))
+    assert largest(1.001 * limit) > 1
+
+
+@pytest.mark.parametrize("momentum", [1.0, -0.1, math.nan])
+def test_a_momentum_out_of_range_is_refused(momentum: float) -> None:
+    for each in (centred(0.0, 0.1), Spring(k=1.0, m1=10.0, m2=20.0), Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0)):
+        with pytest.raises(ValueError, match=rf"^momentum={momentum!r} .* needs momentum ≥ 0 and momentum < 1"):
+            each.max_stable_lr(1.0, momentum=momentum)

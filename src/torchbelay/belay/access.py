@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchbelay.physics.readouts import Readout
 
-from . import company, export, files, folders, modules, pretrained, shard
+from . import company, export, files, folders, modules, pretrained, replicas, shard
 from .average import MAIN, WholeAverage
 from .live_module import make
 from .models import as_given
@@ -36,7 +36,8 @@ class Access:
         do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
         average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
         that have a Python handler wait while weights and average trade places. While somebody holds `module()` or
-        `tensors()` of the average, they do not trade: the weights are set aside.
+        `tensors()` of the average, they do not trade: the weights are set aside. With `shard`, every rank must enter,
+        and each sets its weights aside.
 
         With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
         weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
@@ -103,6 +104,8 @@ class Access:
         """
         self._refuse_planes("module")
         self._average(name)
+        if self._parts.slices is not None:
+            replicas.refuse_live("module")
         origin = self._parts.origin(name, self)
         if into is None:
             module = make(origin)
@@ -125,6 +128,8 @@ class Access:
         """
         self._refuse_planes("tensors")
         self._average(name)
+        if self._parts.slices is not None:
+            replicas.refuse_live("tensors")
         return self._parts.tensors(name)
 
     def _refuse_planes(self, what: str) -> None:
@@ -152,9 +157,10 @@ class Access:
         `load_state_dict(strict=True)`. Tensors have the parameters' dtypes; `state_dict()` has averages in their own.
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
-        at a time. Every rank must call; the other ranks get {}.
+        at a time. Every rank must call; the other ranks get {}. With `shard` every rank must call in any case, and gets
+        the whole average.
         """
-        state = self._exported(name, readout, shard.gathered if full else modules.copied)
+        state = self._exported(name, readout, self._parts.taking(full=full))
         return state if not full or shard.is_first_rank() else {}
 
     @torch.inference_mode(False)
@@ -191,7 +197,7 @@ class Access:
         average = self._average(name)
         if shard.is_first_rank() and not self._is_spread():
             files.destination(path)
-        state = self._exported(name, readout, shard.gathered, dtype)
+        state = self._exported(name, readout, self._parts.taking(full=True), dtype)
         if shard.is_first_rank():
             about = export.about(average, readout, step=self._parts.step, start=self._options.start)
             export.write(path, state, about)
@@ -214,7 +220,7 @@ class Access:
             self._parts.follow_model()
         reading = self._parts.reading(average, readout)
         replaced = export.replacement(self._model, average, self._parts.member, reading)
-        replaced = pretrained.gathered(self._model, replaced)
+        replaced = pretrained.gathered(self._model, replaced, self._parts.taking(full=True))
         if shard.is_first_rank():
             pretrained.save(self._model, folder, replaced, how)
 
@@ -231,7 +237,8 @@ class Access:
 
     def _is_spread(self) -> bool:
         """Whether ranks gather together: a path that one of them refused before would let the others wait."""
-        return any(map(shard.is_sharded, modules.named_parameters(self._model).values()))
+        parameters = modules.named_parameters(self._model).values()
+        return self._parts.slices is not None or any(map(shard.is_sharded, parameters))
 
     def copy_to_model(self, name: str = MAIN) -> None:
         """Overwrite the model's weights with the average, for good."""

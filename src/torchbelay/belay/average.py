@@ -1,7 +1,6 @@
 """One average of a model: an entry for each parameter that it follows, and its own buffers."""
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -10,16 +9,16 @@ import torch
 from torch import Tensor
 
 from torchbelay.physics.identity import describe
-from torchbelay.physics.method import Method, Remembers, uncalled
+from torchbelay.physics.method import Method, Remembers
 
 from . import planes
 from .cohort import Cohort, compounded, inertias, varies
 from .initial import Initial
-from .shard import is_sharded, local, with_local
+from .rules import Rule
+from .shard import is_sharded, local, matching, same_size, with_local
+from .slices import Slices
 
 MAIN = "average"  # the one average that may pull; spectators have names of their own
-
-Rule = Callable[[str, Tensor], Method | None]
 
 
 class Wanted(NamedTuple):
@@ -29,36 +28,6 @@ class Wanted(NamedTuple):
     parameter: Tensor
     method: Method
     group: int  # of the optimizer
-
-
-def as_rule(method: Method | Rule) -> Rule:
-    """Return a function (name, parameter) -> method, for one method or for the user's own function."""
-    if (maker := uncalled(method)) is not None:
-        raise TypeError(f"method={maker} was not called; give the method that it makes, as {maker}(...)")
-    if isinstance(method, Method):
-        return lambda name, tensor: method
-    if callable(method):
-        _check_arguments(method)
-        return method
-    raise TypeError(
-        f"method={method!r} is neither an averaging method (an object with coupling(step, lr), as Spring) nor a "
-        "function (name, parameter) -> method or None"
-    )
-
-
-def _check_arguments(rule: Rule) -> None:
-    """Refuse a function that cannot be called with a name and a parameter."""
-    try:
-        signature = inspect.signature(rule)
-    except ValueError:  # some functions of C have none
-        return
-    try:
-        signature.bind("name", None)
-    except TypeError as problem:
-        raise TypeError(
-            f"method={rule!r} is a function of {signature}, and it is called with a name and a parameter ({problem}): "
-            "give a function (name, parameter) -> method or None, or a method, as Spring.ema(decay=0.999)"
-        ) from None
 
 
 def key_of(method: Method) -> object:
@@ -95,11 +64,25 @@ class Entry:
         return self.w2.dtype if self.low is None else torch.float32
 
     def put(self, values: Tensor) -> None:
-        """Overwrite the average with values that are spread over ranks as it is."""
+        """Overwrite the average with values, local ones if it is spread over ranks."""
         if self.low is None:
             local(self.w2).copy_(local(values))
         else:
             planes.write(self.w2, self.low, values)
+
+    @property
+    def part(self) -> Tensor:
+        """The part of w1 whose average is on this rank."""
+        return self.part_of(self.w1)
+
+    def part_of(self, weights: Tensor) -> Tensor:
+        """Return that part of other weights in the place of w1, which are whole, or local if the model is sharded."""
+        return local(weights) if is_sharded(self.w1) else matching(weights, self.w2)
+
+    @property
+    def spread(self) -> Tensor:
+        """The tensor that is spread over ranks as the average is; the average may be without values."""
+        return self.w1 if is_sharded(self.w1) else self.w2
 
     def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
         """Return the share of the learning rate that is left at that step, in the mean over `every` steps."""
@@ -128,12 +111,15 @@ class WholeAverage(Protocol):
     def refuse_other_shapes(self) -> None:
         """Refuse weights that have another shape now: their average would be broadcast to them, or torn."""
 
+    def gather(self) -> None:
+        """Let all replicas have the weights of which each has written its slice; nothing if they share no average."""
+
 
 class Average:
     """All entries of one average, and its own buffers if it has any.
 
     An entry holds whole tensors, a cohort the local parts of tensors that are sharded over ranks. Averages are kept
-    beside their parameters, or on the device `home`; with `bits` in 24 bits, else in a dtype.
+    beside their parameters, or on the device `home`, in a dtype or in 24 bits. Replicas that share them keep slices.
     """
 
     def __init__(
@@ -145,11 +131,12 @@ class Average:
         home: torch.device | None = None,
         every: int = 1,
         initial: Initial | None = None,
+        slices: Slices | None = None,
         bits: int | None = None,
     ) -> None:
         self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
-        self.bits = bits
         self.initial = Initial(kept=False) if initial is None else initial
+        self.slices, self.bits = slices, bits
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
         self.told: dict[int, tuple[Method, str | None]] = {}  # by id: a method, and what it was when it was taken in
@@ -171,10 +158,7 @@ class Average:
         for name, w1, method, group in wanted:
             fresh = own.setdefault((id(method), group), method.fresh() if isinstance(method, Remembers) else method)
             wide = average_dtype(w1.dtype, dtype)
-            if device == "meta":
-                w2, low = self._kept(torch.empty(w1.shape, dtype=wide, device="meta"))
-            else:
-                w2, low = self._begun(w1, wide)
+            w2, low = self._begun(w1, wide, device)
             self.entries[name] = entry = Entry(name, w1, w2, None, None, low, fresh, group, born)
             entry.v1, entry.v2 = (None if inertia is None else self.at_rest(entry) for inertia in inertias(method))
             self.tell(fresh)
@@ -187,21 +171,33 @@ class Average:
 
     def like(self, rule: Rule) -> "Average":
         """Return an average without entries that differs in nothing but its rule."""
-        return Average(self.name, rule, pulls=self.pulls, home=self.home, every=self.every, bits=self.bits)
+        home, slices, bits = self.home, self.slices, self.bits
+        return Average(self.name, rule, pulls=self.pulls, home=home, every=self.every, slices=slices, bits=bits)
 
     def at_rest(self, e: Entry) -> Tensor:
         """Return velocities of 0 for the average of a parameter."""
         zeros = torch.zeros_like(e.w2, dtype=e.dtype)
         return zeros if e.w2.is_meta else self._placed(zeros, e.w1)
 
-    def _kept(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return values as an average keeps them: one tensor, or the two planes of 24 bits."""
-        return (values, None) if self.bits is None else planes.split(values)
+    def _begun(self, w1: Tensor, dtype: torch.dtype, device: str | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the average of a parameter that begins at its weights: one tensor, or the two planes of 24 bits."""
+        values = self._shaped(w1, dtype) if device == "meta" else self._copied(w1, dtype)
+        if self.bits is None:
+            return values, None
+        w2, low = planes.split(values)
+        return (w2, low) if device == "meta" else (self._placed(w2, w1), self._placed(low, w1))
 
-    def _begun(self, w1: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Return the average of a parameter that begins at its weights as they are."""
-        w2, low = self._kept(w1.detach().to(self._home(w1), dtype, copy=True))
-        return self._placed(w2, w1), None if low is None else self._placed(low, w1)
+    def _copied(self, w1: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the values at which the average of a parameter begins."""
+        if self.slices is None:
+            return self._placed(w1.detach().to(self._home(w1), dtype, copy=True), w1)
+        part = self.slices.slice_of(w1.detach())
+        return self._placed(self.slices.spread(part.to(self._home(w1), dtype, copy=True), w1), w1)
+
+    def _shaped(self, w1: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return an average of a parameter without values."""
+        shaped = torch.empty(w1.shape, dtype=dtype, device="meta")
+        return shaped if self.slices is None else self.slices.spread(self.slices.slice_of(shaped), w1)
 
     def _home(self, w1: Tensor) -> torch.device:
         """Return the device that the average of a parameter is kept on."""
@@ -214,10 +210,11 @@ class Average:
         """
         there = self._home(w1)
         if local(tensor).device != there:
-            tensor = tensor.to(there)
-        if not is_sharded(w1) and tensor.stride() != w1.stride():
-            laid_out = torch.empty_like(w1, dtype=tensor.dtype, device=there)
-            tensor = tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
+            tensor = tensor.to(there) if self.slices is None else with_local(tensor, local(tensor).to(there))
+        if not is_sharded(w1) and local(tensor).stride() != (part := matching(w1, tensor)).stride():
+            laid_out = torch.empty_like(part, dtype=tensor.dtype, device=there)
+            if local(tensor).stride() != laid_out.stride():
+                tensor = with_local(tensor, laid_out.copy_(local(tensor)))
         if there.type == "cpu" and local(w1).is_cuda and torch.cuda.is_available() and not local(tensor).is_pinned():
             tensor = with_local(tensor, local(tensor).pin_memory())
         return tensor
@@ -232,6 +229,8 @@ class Average:
         cohorts: dict[tuple[Any, ...], Cohort] = {}
         own: dict[tuple[int, int], Method] = {}
         owners: dict[int, int] = {}
+        if self.slices is not None:
+            self.slices.follow()
         for e in self.entries.values():
             for slot in ("w2", "low", "v1", "v2"):
                 tensor = getattr(e, slot)
@@ -241,38 +240,52 @@ class Average:
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             group = None if varies(e.method) in ("never", "step") else e.group
-            key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype)
+            part = local(e.w1) if self.slices is None else self.slices.view(e.w1)
+            # Kernels take no slices of columns, and take all of a cohort or nothing.
+            strided = self.slices is not None and part.stride() != local(e.w2).stride()
+            key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype, strided)
             cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every))
-            cohort.w1.append(local(e.w1))
+            cohort.w1.append(part)
             cohort.w2.append(local(e.w2))
             cohort.v1.extend([] if e.v1 is None else [local(e.v1)])
             cohort.v2.extend([] if e.v2 is None else [local(e.v2)])
             if e.low is not None:
                 cohort.low.append(local(e.low))
-                cohort.places.append(planes.place(e.name, e.w1))
+                cohort.places.append(planes.place(e.name, e.spread))
         self.cohorts = list(cohorts.values())
         self._shards = [(e.w1, local(e.w1)) for e in self.entries.values() if is_sharded(e.w1)]
 
     def refuse_other_shapes(self) -> None:
         """Refuse weights that have another shape now: their average would be broadcast to them, or torn."""
         for e in self.entries.values():
-            if local(e.w1).shape != local(e.w2).shape:
+            if not same_size(e.w1, e.w2):
                 raise RuntimeError(
                     f"the parameter {e.name!r} has the shape {tuple(e.w1.shape)} now, and its average "
                     f"{tuple(e.w2.shape)}: give it back its shape, or begin again at it by reset()"
                 )
 
+    def gather(self) -> None:
+        """Let all replicas have the weights of which each has written its slice; nothing if they share no average."""
+        if self.slices is not None:
+            self.slices.share([e.w1.detach() for e in self.entries.values()])
+
+    def _forget(self, w1: Tensor) -> None:
+        """Keep nothing of a parameter that the average follows no more."""
+        self.initial.forget(w1)
+        if self.slices is not None:
+            self.slices.forget(w1)
+
     def drop(self, lost: Iterable[Entry]) -> None:
         """Follow the parameters of these entries no more; other averages' entries are ignored."""
         for e in lost:
             if self.entries.get(e.name) is e:
-                self.initial.forget(self.entries.pop(e.name).w1)
+                self._forget(self.entries.pop(e.name).w1)
 
     def assign_groups(self, groups: dict[int, int]) -> list[str]:
         """Note the group that each parameter (by id) is in now; drop those in none, and return their names."""
         gone = [e.name for e in self.entries.values() if id(e.w1) not in groups]
         for name in gone:
-            self.initial.forget(self.entries.pop(name).w1)
+            self._forget(self.entries.pop(name).w1)
         for e in self.entries.values():
             e.group = groups[id(e.w1)]
         return gone
@@ -305,7 +318,7 @@ class Average:
     def clear(self) -> None:
         """Forget everything but the rule."""
         for e in self.entries.values():
-            self.initial.forget(e.w1)
+            self._forget(e.w1)
         self.entries, self.cohorts, self._shards = {}, [], []
         self.buffers, self.followers, self.changed = {}, {}, False
 
@@ -313,10 +326,10 @@ class Average:
         """Begin again at the weights as they are."""
         renewed: dict[int, Method] = {}
         for e in self.entries.values():
-            if local(e.w2).shape != local(e.w1).shape:
+            if not same_size(e.w1, e.w2):
                 e.w2, e.low = self._begun(e.w1, e.dtype)
                 e.v1, e.v2 = (None if v is None else self.at_rest(e) for v in (e.v1, e.v2))
-            e.put(e.w1)
+            e.put(e.part)
             self.initial.renew(e)
             for v in (e.v1, e.v2):
                 if v is not None:

@@ -40,7 +40,7 @@ class Averages:
         self, model: nn.Module, optimizer: Optimizer | None, each: dict[str, Average], options: Options, clock: Clock
     ) -> None:
         self._model, self.optimizer, self._options, self.clock = model, optimizer, options, clock
-        self.each = each
+        self.each, self.slices = each, next(iter(each.values())).slices
         self.relatives: family.Relatives = family.nobody
         self.parameters = Parameters(model, optimizer)
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")

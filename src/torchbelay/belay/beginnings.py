@@ -29,7 +29,7 @@ def check(own: Averages, found: Saved, expected: Averages) -> None:
         same_names(what, kept, [e.name for e in entries])
         for e in entries:
             here = torch.empty(e.w2.shape, dtype=e.dtype, device="meta")
-            fits(f"{e.name!r} in the {what}", kept[e.name], here, spread=e.w1)
+            fits(f"{e.name!r} in the {what}", kept[e.name], here, spread=e.spread)
 
 
 def load(own: Averages, found: Saved) -> None:

@@ -1,7 +1,7 @@
 """The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,21 @@ from torchbelay.physics.method import Method
 
 from . import checkpoint, optimizer_state, stats
 from .access import Access
-from .average import MAIN, Rule, as_rule
+from .agreement import agreement, group_of
+from .average import MAIN
 from .change import change
 from .models import as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
+from .rules import Rule, as_rule
+from .shard import is_first_rank
 from .signals import signals_held
+from .slices import Slices
 from .validate import check_model, check_optimizers
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Belay(Access):
@@ -40,6 +48,9 @@ class Belay(Access):
             second one is refused.
         save_with_optimizer: let the averages be in what `optimizer.state_dict()` returns, and load them with it. Who
             saves the optimizer (any trainer, torch.distributed.checkpoint) saves them. No other call is needed.
+        shard: a process group (or a DeviceMesh of one dimension) of replicas, as of DistributedDataParallel, that share
+            the averages: each of N ranks keeps 1/N of them. Averages that only watch send nothing in a step; a pull
+            gathers the weights. Every rank must call what needs all of an average: docs/scale.md has the list.
         **options: `dtype`, `bits`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
             `keep_initial`; see `torchbelay.options.Options`.
 
@@ -69,16 +80,22 @@ class Belay(Access):
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
         save_with_optimizer: bool = False,
+        shard: "ProcessGroup | DeviceMesh | None" = None,
         **options: Unpack[OptionArguments],
     ) -> None:
-        rules = _rules(method, spectators)
-        self._model, optimizers, self._options = check_model(model), check_optimizers(optimizer), Options(**options)
-        self._parts = Parts(self._model, optimizers, rules, self._options)
-        self._optimizer = self._parts.first.optimizer
-        self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
-        self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
-        if save_with_optimizer:
-            optimizer_state.check(self._parts, replace=replace)
+        group = None if shard is None else group_of("shard", shard)
+        with agreement(group) as facts:
+            rules = _rules(method, spectators)
+            self._model, optimizers, self._options = check_model(model), check_optimizers(optimizer), Options(**options)
+            slices = None if group is None else Slices(group)
+            self._parts = Parts(self._model, optimizers, rules, self._options, slices)
+            self._optimizer = self._parts.first.optimizer
+            self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
+            self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
+            if slices is not None:
+                facts |= self._parts.shared_facts(save_with_optimizer=save_with_optimizer)
+            if save_with_optimizer:
+                optimizer_state.check(self._parts, replace=replace)
         self._parts.attach(replace=replace)
         (optimizer_state.attach if save_with_optimizer else optimizer_state.watch)(self._parts)
 
@@ -92,6 +109,7 @@ class Belay(Access):
         spectators: Mapping[str, Method | Rule] | None = None,
         replace: bool = False,
         save_with_optimizer: bool = False,
+        shard: "ProcessGroup | DeviceMesh | None" = None,
         **options: Unpack[OptionArguments],
     ) -> Self:
         """Average tensors without a module: those that were given, and nothing else that the optimizer holds.
@@ -110,7 +128,7 @@ class Belay(Access):
         """
         loose = as_loose(params)
         how = {"replace": replace, "save_with_optimizer": save_with_optimizer}
-        return cls(loose, optimizer, method, spectators=spectators, **how, **options)
+        return cls(loose, optimizer, method, spectators=spectators, shard=shard, **how, **options)
 
     # The step ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +247,7 @@ class Belay(Access):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, full: bool = False) -> dict[str, Any]:
         """Return everything that a bit-exact resume needs, as plain tensors and numbers.
 
         Tensors are the live ones, as in torch's own state dicts, except inside `averaged()` and before the averages
@@ -237,6 +255,10 @@ class Belay(Access):
 
         A method is saved as its class and the fields that differ from their defaults. One that cannot be told in that
         way, such as a lambda, is refused: make it a dataclass.
+
+        Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
+        at a time, and what is returned there fits any number of ranks. Every rank must call; the other ranks get {}.
+        With `shard`, a state that is not full has slices, which torch.save refuses.
         """
         self._parts.wait()
         swap = self._parts.member.settled_swap()
@@ -244,13 +266,17 @@ class Belay(Access):
         if swap is None:
             self._parts.follow_model()
         saved = self._parts.saved()
-        return {
+        state = {
             "format": checkpoint.FORMAT,
             "ahead": 0,
             "options": self._options.saved(),
             "made_with": checkpoint.made_with(saved["averages"], self._options),
             **saved,
         }
+        if full:
+            whole = checkpoint.taken(state, self._parts.taking(full=True))
+            return whole if is_first_rank() else {}
+        return state if self._parts.slices is None else checkpoint.taken(state, self._parts.slices.sealed)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -258,7 +284,8 @@ class Belay(Access):
         """Go on from a `state_dict()`; a state that does not fit is refused and changes nothing.
 
         A state of one process fits a sharded model too. Shards that another rank saved are refused. Use
-        torch.distributed.checkpoint to change the number of ranks.
+        torch.distributed.checkpoint to change the number of ranks. With `shard` every rank must call, and all refuse if
+        one does.
 
         With strict=False, another decay, method, dtype, option or set of spectators or parameters is taken, with a
         warning that says what changed. Values and ages go on. A spectator that is new begins at the checkpoint's

@@ -8,11 +8,13 @@ import torch
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Remembers
 
-from . import company
-from .average import MAIN, Average, Entry, Rule, Wanted, key_of
+from . import company, replicas
+from .agreement import agreement
+from .average import MAIN, Average, Entry, Wanted, key_of
 from .buffers import follower
 from .cohort import Cohort, inertias
 from .parts import Part, Parts
+from .rules import Rule
 from .validate import pulled_by, warn_of_feedback, warn_of_rounding
 
 
@@ -23,15 +25,18 @@ def change(parts: Parts, name: str, rule: Rule) -> None:
 
     Values and ages stay. Velocities that are new begin at 0, and methods without memory of past learning rates.
     """
-    wanted = [_wanted(part, name, rule) for part in parts.each]
-    everything = [each for some in wanted for each in some]
-    if not everything:
-        raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
-    if parts.saved_with_optimizer:
-        for method in {id(each.method): each.method for each in everything}.values():
-            describe(method)  # refuses what a checkpoint cannot tell
+    with agreement(parts.group) as facts:
+        wanted = [_wanted(part, name, rule) for part in parts.each]
+        everything = [each for some in wanted for each in some]
+        if not everything:
+            raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
+        if parts.saved_with_optimizer:
+            for method in {id(each.method): each.method for each in everything}.values():
+                describe(method)  # refuses what a checkpoint cannot tell
+        if name == MAIN:
+            company.refuse_second_pull(parts.member, pulled_by(everything))
+        facts |= replicas.methods([{name: some} for some in wanted])
     if name == MAIN:
-        company.refuse_second_pull(parts.member, pulled_by(everything))
         warn_of_rounding(everything, rounding=parts.first.options.rounding)
         for part, some in zip(parts.each, wanted, strict=True):
             warn_of_feedback(some, part.optimizer)

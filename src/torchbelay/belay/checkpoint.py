@@ -17,7 +17,7 @@ Format 1 is read too. There a method is its repr, and own_buffers is never a lis
 formats: torch.distributed.checkpoint does not read a directory in which one of them is missing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -128,6 +128,13 @@ def _named(t: Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
 
 
+def taken(state: Any, take: Callable[[Tensor], Any]) -> Any:
+    """Return a state with what `take` makes of its tensors, one after the other."""
+    if isinstance(state, Tensor):
+        return take(state)
+    return {key: taken(value, take) for key, value in state.items()} if isinstance(state, Mapping) else state
+
+
 # Loading --------------------------------------------------------------------------------------------------------------
 
 
@@ -236,20 +243,20 @@ def _check_average(average: Average, saved: Mapping[str, Any], step: int, versio
         if id(e.method) not in texts:
             texts[id(e.method)] = _texts(e.method, version)
         _check_method(f"{e.name!r} in {where}", saved["methods"][e.name], texts[id(e.method)])
-        fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.w1)
+        fits(f"{e.name!r} in {where}", saved["weights"][e.name], e.w2, spread=e.spread)
         check_age(f"{e.name!r}", saved["ages"][e.name], step)
         if isinstance(e.method, Remembers):
             check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
     same_names(f"{LOW} of {where}", saved[LOW], [e.name for e in entries.values() if e.low is not None])
     for e in entries.values():
         if e.low is not None:
-            fits(f"{LOW} of {e.name!r} in {where}", saved[LOW][e.name], e.low, spread=e.w1)
+            fits(f"{LOW} of {e.name!r} in {where}", saved[LOW][e.name], e.low, spread=e.spread)
     for i, (kind, slot) in enumerate(list(SLOTS.items())[1:]):
         swinging = {e.name for e in entries.values() if inertias(e.method)[i] is not None}
         same_names(f"{kind} of {where}", saved[kind], swinging)
         for each in swinging:
             entry = entries[each]
-            fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.w1)
+            fits(f"{kind} of {each!r} in {where}", saved[kind][each], getattr(entry, slot), spread=entry.spread)
 
 
 def _check_buffers(average: Average, saved: Mapping[str, Any], buffers: Homes, version: int, *, averaged: bool) -> None:

@@ -16,7 +16,7 @@ from . import company, modules
 from .average import Entry, WholeAverage, average_dtype
 from .files import replacing
 from .readout import Reading
-from .shard import local, with_local
+from .shard import is_sharded, local, with_local
 from .swapped_buffers import fitting
 
 
@@ -75,12 +75,17 @@ def _values(
         return {id(e.w1): w2[id(e.w1)].to(e.w1.dtype) if rounded else w2[id(e.w1)] for e in entries}
     parts = {id(e.w1): _empty(e, rounded=rounded) for e in entries}
     reading.write(parts, w1=lambda e: own.get(id(e.w1), e.w1), w2=lambda e: w2[id(e.w1)])
-    return {id(e.w1): with_local(e.w1.detach() if rounded else w2[id(e.w1)], parts[id(e.w1)]) for e in entries}
+    return {id(e.w1): _spread(w2[id(e.w1)], parts[id(e.w1)]) for e in entries}
+
+
+def _spread(w2: Tensor, part: Tensor) -> Tensor:
+    """Return a tensor that is spread over ranks as the average is, with this local part."""
+    return with_local(w2 if w2.dtype == part.dtype or not is_sharded(w2) else w2.to(part.dtype), part)
 
 
 def _empty(e: Entry, *, rounded: bool) -> Tensor:
     """Return memory for the local part of a mixture, on the device of the average."""
-    return torch.empty_like(local(e.w1), dtype=(e.w1 if rounded else e).dtype, device=local(e.w2).device)
+    return torch.empty_like(e.part, dtype=(e.w1 if rounded else e).dtype, device=local(e.w2).device)
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -91,8 +96,8 @@ def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 def about(average: WholeAverage, readout: Readout | None, *, step: int, start: int) -> dict[str, str]:
     """Return what a file says of the average that it holds."""
-    methods = dict.fromkeys(_label(e.method) for e in average.entries.values())
-    read = {} if readout is None else {"readout": _label(readout)}
+    methods = dict.fromkeys(label(e.method) for e in average.entries.values())
+    read = {} if readout is None else {"readout": label(readout)}
     return {
         "average": average.name,
         "method": "; ".join(methods) or f"none before step {start}",
@@ -102,7 +107,7 @@ def about(average: WholeAverage, readout: Readout | None, *, step: int, start: i
     }
 
 
-def _label(thing: object) -> str:
+def label(thing: object) -> str:
     """Return a method or readout as a text for readers; the name of its class if a checkpoint could not tell it."""
     try:
         return describe(thing)

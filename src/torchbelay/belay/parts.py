@@ -5,7 +5,7 @@ trains it. Names of parameters are those of the model, so that the averages of a
 Buffers belong to the first part: they move with the steps of the first optimizer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,18 +17,21 @@ from torch.optim import Optimizer
 from torchbelay.physics.readouts import Readout
 from torchbelay.physics.warnings import warn
 
-from . import company, family, joint, modules
-from .average import MAIN, Average, Entry, Rule, WholeAverage
+from . import company, family, joint, modules, replicas, shard
+from .agreement import agreement
+from .average import MAIN, Average, WholeAverage
 from .averages import Averages, Checked
 from .clock import Clock
-from .cohort import Cohort
 from .initial import Initial
+from .joint_average import JointAverage
 from .live import Live, LiveTensors
 from .live_module import Origin
 from .options import Options
 from .parameters import Names
 from .readout import Reading
+from .rules import Rule
 from .signals import signals_held
+from .slices import Slices
 from .stepper import Stepper
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
@@ -47,11 +50,14 @@ class Part:
         options: Options,
         member: company.Member,
         initial: Initial,
+        slices: Slices | None,
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
         home, every, bits = options.home, options.every, options.bits
         averages = {
-            name: Average(name, rule, pulls=name == MAIN, home=home, every=every, initial=initial, bits=bits)
+            name: Average(
+                name, rule, pulls=name == MAIN, home=home, every=every, initial=initial, slices=slices, bits=bits
+            )
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)
@@ -99,37 +105,6 @@ class Part:
         return {each.name: None for wanted in self.averages.wanted(names).values() for each in wanted}
 
 
-class JointAverage:
-    """One average of all parts."""
-
-    def __init__(self, parts: list[Average]) -> None:
-        self.name, self._parts = parts[0].name, parts
-
-    @property
-    def entries(self) -> dict[str, Entry]:
-        """The entries of all parts, by name."""
-        return {name: entry for part in self._parts for name, entry in part.entries.items()}
-
-    @property
-    def cohorts(self) -> list[Cohort]:
-        """The cohorts of all parts."""
-        return [cohort for part in self._parts for cohort in part.cohorts]
-
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """The average's own buffers, which the first part has."""
-        return self._parts[0].buffers
-
-    @buffers.setter
-    def buffers(self, buffers: dict[str, Tensor]) -> None:
-        self._parts[0].buffers = buffers
-
-    def refuse_other_shapes(self) -> None:
-        """Refuse weights that have another shape now: their average would be broadcast to them, or torn."""
-        for part in self._parts:
-            part.refuse_other_shapes()
-
-
 class Parts:
     """All parts of a Belay as a whole."""
 
@@ -139,14 +114,16 @@ class Parts:
         optimizers: Sequence[Optimizer | None],
         rules: Mapping[str, Rule],
         options: Options,
+        slices: Slices | None = None,
     ) -> None:
+        self.slices, self.group = slices, None if slices is None else slices.group
         self.model, self._options, self.live = model, options, Live()
         self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
         self.saved_with_optimizer = False
         self.weights_ride = False  # an optimizer's state has the model's own weights too: its checkpoints the average
         others = replace(options, buffers="ignore")
         self.each = [
-            Part(model, optimizer, rules, others if i else options, self.member, self._initial)
+            Part(model, optimizer, rules, others if i else options, self.member, self._initial, slices)
             for i, optimizer in enumerate(optimizers)
         ]
         self.first = self.each[0]
@@ -178,6 +155,12 @@ class Parts:
         warn_of_rounding(main, rounding=self._options.rounding)
         for part, each in zip(self.each, found, strict=True):
             warn_of_feedback(each[MAIN], part.optimizer)
+
+    def shared_facts(self, *, save_with_optimizer: bool) -> dict[str, object]:
+        """Return what replicas that share the averages must not differ in; refuses what cannot be shared."""
+        found = [part.averages.wanted() for part in self.each]
+        replicas.check(found, save_with_optimizer=save_with_optimizer)
+        return replicas.facts(found, self._options) | replicas.weights(found)
 
     def _why_nothing(self, names: Names) -> str:
         if any(id(p) in names for p in self.parameters()):
@@ -298,6 +281,12 @@ class Parts:
             return None
         return Reading(average, [part.averages for part in self.each], readout, self._initial)
 
+    def taking(self, *, full: bool) -> Callable[[Tensor], Any]:
+        """Return what copies a tensor for an export; if `full`, all of it, in the first rank's host memory."""
+        if self.slices is None:
+            return shard.gathered if full else modules.copied
+        return self.slices.collected if full else self.slices.copied
+
     def effective_lrs(self) -> list[tuple[int, float]]:
         """Return groups, counted over all optimizers, with what is left of their learning rates in the long run."""
         found: list[tuple[int, float]] = []
@@ -341,7 +330,10 @@ class Parts:
 
     def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a state; one that does not fit is refused, and changes nothing."""
-        checked = self.checked(state, strict=strict)
+        with agreement(self.group) as facts:
+            checked = self.checked(state, strict=strict)
+            for i, found in enumerate(checked):
+                facts[f"the state of optimizer {i}"] = {key: found.state[key] for key in ("step", "began")}
         for part, each in zip(self.each, checked, strict=True):
             part.load(each)
         self.live.follow(moved=True)

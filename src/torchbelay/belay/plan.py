@@ -106,6 +106,11 @@ class Plan:
                 "a captured graph cannot replay averages with a device of their own or on_nonfinite='raise', which "
                 "need the host at every step; take the step outside the graph"
             )
+        if self.pulls and self._averages.slices is not None:
+            raise RuntimeError(
+                "a captured graph cannot replay an average that pulls and that replicas share (shard): they gather the "
+                "weights at every step; take the step outside the graph"
+            )
         if numbered:
             raise RuntimeError(
                 "a captured graph cannot replay this average: its numbers come from the host at every step (a method "

@@ -6,7 +6,7 @@ that runs, the model's slots hold the average. No weight is written, and no modu
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,13 +45,15 @@ def check(model: nn.Module, how: Mapping[str, Any]) -> None:
         )
 
 
-def gathered(model: nn.Module, replaced: Mapping[int, Tensor]) -> dict[int, Tensor]:
+def gathered(
+    model: nn.Module, replaced: Mapping[int, Tensor], take: Callable[[Tensor], Tensor | None]
+) -> dict[int, Tensor]:
     """Return what the slots must hold, by id; sharded tensors are gathered on the first rank, which is a collective."""
     found = dict(replaced)
     for tensor in (*modules.named_parameters(model).values(), *modules.named_buffers(model).values()):
         value = found.get(id(tensor), tensor)
         if shard.is_sharded(value):
-            whole = shard.gathered(value)
+            whole = take(value)
             if whole is not None:
                 found[id(tensor)] = whole
     return found

@@ -58,7 +58,8 @@ class Reading:
             target = to[id(e.w1)]
             alike.setdefault((shares, target.device, target.dtype), []).append(e)
         for (shares, *_), entries in alike.items():
-            terms = [(shares.w2, [local(w2(e)) for e in entries]), (shares.w1, [local(w1(e)) for e in entries])]
+            w1s = [e.part_of(w1(e)) for e in entries]
+            terms = [(shares.w2, [local(w2(e)) for e in entries]), (shares.w1, w1s)]
             if shares.w0:
                 terms.append((shares.w0, [local(self._initial.of(e.w1)) for e in entries]))
             arithmetic.mix_([to[id(e.w1)] for e in entries], *terms)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .traffic import chunk
+
 _FLATTENED = {"_fsdp_flattened", "_is_flat_param"}  # what FSDP1 marks an original parameter by, and a flat one
 
 
@@ -46,6 +48,28 @@ def offset(t: Tensor) -> tuple[int, ...]:
 
     _, start = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)  # type: ignore[attr-defined]
     return start or (0,) * t.dim()
+
+
+def matching(whole: Tensor, like: Tensor) -> Tensor:
+    """Return the part of a tensor that belongs to the local part of `like`, which is spread like it or is its average.
+
+    If `like` alone is spread over ranks, the part is a view of the tensor.
+    """
+    if is_sharded(whole) or not is_sharded(like):
+        return local(whole)
+    part = whole.detach()
+    sizes, place = like.device_mesh.shape, like.device_mesh.get_coordinate()  # type: ignore[attr-defined]
+    for ranks, rank, how in zip(sizes, place, like.placements, strict=True):  # type: ignore[attr-defined]
+        if how.is_shard():
+            part = part.narrow(how.dim, *chunk(part.shape[how.dim], ranks, rank))
+    return part
+
+
+def same_size(w1: Tensor, w2: Tensor) -> bool:
+    """Whether a parameter and its average have one shape, on this rank."""
+    if is_sharded(w2) and not is_sharded(w1):
+        return w1.shape == w2.shape
+    return local(w1).shape == local(w2).shape
 
 
 def reshard(model: nn.Module) -> None:

@@ -22,7 +22,7 @@ def stats(parts: Parts) -> dict[str, float | int]:
     if swap is None:
         average.refuse_other_shapes()
     entries = list(average.entries.values())
-    tension, size = _norms(entries, swap)
+    tension, size = norms(entries, swap)
     return {
         "step": parts.step,
         "tension": tension,
@@ -68,6 +68,8 @@ def about(parts: Parts) -> list[str]:
         found.append(f"{len(parts.each)} optimizers")
     if parts.saved_with_optimizer:
         found.append("saved with its optimizer")
+    if parts.slices is not None:
+        found.append(repr(parts.slices))
     if parts.first.optimizer is None:
         found.append("steps by hand")
     paths = dict.fromkeys(part.stepper.path() for part in parts.each)
@@ -92,16 +94,16 @@ def _one_or_all(values: dict[str, T]) -> T | dict[str, T]:
     return different.pop() if len(different) == 1 else values
 
 
-def _norms(entries: list[Entry], swap: Swap | None) -> list[float]:
+def norms(entries: list[Entry], swap: Swap | None) -> list[float]:
     """Return ‖w2 − w1‖ and ‖w1‖ over all ranks, wherever weights and average are at present."""
     alike: dict[object, list[Entry]] = {}
     for e in entries:
-        alike.setdefault(shard.spread_like(e.w1), []).append(e)
+        alike.setdefault(shard.spread_like(e.spread), []).append(e)
     own = company.own_tensors()
     squares = torch.zeros(2, dtype=torch.float64, device="cpu")
     for some in alike.values():
-        w1 = [shard.local(own.get(id(e.w1), e.w1)) for e in some]
+        w1 = [e.part_of(own.get(id(e.w1), e.w1)) for e in some]
         w2 = [shard.local(e.value if swap is None else swap.value(e, MAIN)) for e in some]
         here = torch.stack([arithmetic.distance(w1, w2), arithmetic.norm(w1)]).square()
-        squares += shard.summed(here, some[0].w1).cpu()
+        squares += shard.summed(here, some[0].spread).cpu()
     return squares.sqrt().tolist()

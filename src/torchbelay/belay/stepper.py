@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from torchbelay.ops.backend import choose
 
-from . import company
+from . import company, replicas
+from .agreement import agreement
 from .averages import Averages
 from .clock import Clock
 from .hooks import StepHooks
@@ -48,7 +49,9 @@ class Stepper:
         member.add(self)
         self.backend = choose(options.impl, rounding=options.rounding, home=options.home)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
-        alone = averages.guard is not None or not self.backend.fuses
+        # A slice of the weights is none of the tensors that an optimizer's own pass goes over.
+        self._slices = averages.slices
+        alone = averages.guard is not None or not self.backend.fuses or self._slices is not None
         fusing: object = None if alone else optimizer
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
@@ -172,7 +175,12 @@ class Stepper:
     def _current_plan(self) -> Plan:
         """Follow what changed since the last step, and return the plan for the averages as they are now."""
         averages = self._averages
+        if self._slices is not None:
+            self._slices.follow()
         if not averages.parameters.is_current():
+            if self._slices is not None:
+                with agreement(self._slices.group) as facts:
+                    facts |= replicas.facts([averages.wanted()], self._options)
             averages.adopt_changes(lambda wanted: company.refuse_second_pull(self._member, pulled_by(wanted)))
         if self._options.buffers == "average":
             averages.fit_buffers()
@@ -239,7 +247,11 @@ class Stepper:
             )
         work.begun = True
         if work.prepared is not None and not work.carried:
+            if self._slices is not None:
+                self._slices.follow()  # an optimizer may have put other memory in the place of the weights
             work.prepared.finish(work.keep)
+            if self._slices is not None:
+                self._slices.spread_pulled(work.moves)
         for buffers in work.buffers:
             buffers.take(work.keep)
         if self._options.buffers == "copy" and any(average.buffers for average in self._averages.each.values()):

@@ -14,7 +14,7 @@ from torchbelay.physics.readouts import Readout
 
 from .average import Entry, WholeAverage
 from .readout import Reading
-from .shard import loaded, local, reshard, with_local
+from .shard import is_sharded, loaded, local, reshard, with_local
 from .signals import signals_held
 from .swapped_buffers import Buffers, Change, fitting
 
@@ -34,7 +34,9 @@ class Swap:
     If weights and average have one dtype, they trade places in place. If not, the average is rounded into the model and
     the weights are set aside, so that neither loses a bit; so are weights that share memory with others, and all of
     them if the average has 24 bits, if a reading of the average takes their place, or if the average is `held`:
-    somebody looks at its memory, where the weights must not be.
+    somebody looks at its memory, where the weights must not be. If replicas share the average, its slices are gathered
+    in the model, and the weights are set aside: so that to leave is no collective, and one rank alone may do it after
+    an exception.
 
     To make a swap changes nothing, and refuses what cannot be swapped. `undo()` may be called at any time after that,
     and again if it was interrupted: it does what is left to do.
@@ -61,7 +63,8 @@ class Swap:
         self._traded: list[Entry] = []
         self._aside: dict[int, Tensor] = {}
         for e in average.entries.values():
-            if not held and reading is None and _is_like_weights(e) and id(e.w1) not in shared:
+            apart = not _is_like_weights(e) or is_sharded(e.w1) is not is_sharded(e.w2)
+            if not (held or apart or reading is not None or id(e.w1) in shared):
                 self._traded.append(e)
             else:
                 self._aside[id(e.w1)] = self._homes[id(e.w1)].clone()
@@ -83,11 +86,14 @@ class Swap:
     @torch.no_grad()
     def enter(self) -> None:
         """Put the average into the model."""
+        entries = self.average.entries.values()
         if self._reading is not None:
-            self._reading.write(self._homes, self.weights, lambda e: e.value)
+            homes = {id(e.w1): e.part_of(self._homes[id(e.w1)]) for e in entries}
+            self._reading.write(homes, self.weights, lambda e: e.value)
         elif self._trade is not None:
             self._trade.go()
-            _copy_to_weights(e for e in self.average.entries.values() if id(e.w1) in self._aside)
+            _copy_to_weights(e for e in entries if id(e.w1) in self._aside)
+        self.average.gather()
         if self._buffers is not None:
             self._buffers.put(fitting(self.average.buffers, self._buffers.own()))
         forget_computed()
@@ -215,6 +221,7 @@ def _copy(average: WholeAverage, buffers: Buffers | None) -> None:
     entries = average.entries.values()
     for same in (True, False):
         _copy_to_weights(e for e in entries if _is_like_weights(e) is same)
+    average.gather()
     if buffers is not None:
         buffers.put(fitting(average.buffers, buffers.own()))
     forget_computed()
@@ -229,9 +236,9 @@ def _copy_to_weights(entries: Iterable[Entry]) -> None:
     """Overwrite weights with their average."""
     found = list(entries)
     plain, split = ([e for e in found if (e.low is None) is whole] for whole in (True, False))
-    arithmetic.copy_([local(e.w1) for e in plain], [local(e.w2) for e in plain])
+    arithmetic.copy_([e.part for e in plain], [local(e.w2) for e in plain])
     low = [local(e.low) for e in split if e.low is not None]
-    planes.copy_([local(e.w1) for e in split], [local(e.w2) for e in split], low)
+    planes.copy_([e.part for e in split], [local(e.w2) for e in split], low)
 
 
 def forget_computed() -> None:

@@ -1,8 +1,8 @@
 """The command `torchbelay`, one file per verb. It reads arguments and prints; formulas and experiments live elsewhere.
 
 A verb is a module with `add(commands)`, which declares its arguments, and `run(args)`, which returns the exit status. A
-mistake in the arguments ends in one line on stderr and exit status 2. `explain` needs the library alone, without torch,
-and `identify`, `synthesize` and `merge` need torch too; the other verbs need the extra `lab`.
+mistake in the arguments ends in one line on stderr and exit status 2. `explain` and `recommend` need the library alone,
+without torch, and `identify`, `synthesize` and `merge` need torch too; the other verbs need the extra `lab`.
 """
 
 import io
@@ -11,12 +11,12 @@ import sys
 
 from torchbelay._version import __version__
 
-from . import explain, fid, identify, merge, reproduce, sample, synthesize, train
+from . import explain, fid, identify, merge, recommend, reproduce, sample, synthesize, train
 from .parser import Parser
 
 __all__ = ["main"]
 
-_VERBS = (explain, identify, synthesize, merge, reproduce, train, sample, fid)  # in the order of `torchbelay --help`
+_VERBS = (explain, recommend, identify, synthesize, merge, reproduce, train, sample, fid)  # as `torchbelay --help`
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,7 +10,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from torchbelay.physics import arguments
+from torchbelay.physics.explain import explain_centred, explain_momentum
+from torchbelay.physics.inner_momentum import theta_floor
 from torchbelay.physics.limits import Limit
+from torchbelay.physics.methods.centred import centred
 from torchbelay.physics.run_length import Rule
 from torchbelay.physics.spring import Spring
 
@@ -31,6 +34,7 @@ examples:
   torchbelay explain --k 1 --m1 10 --m2 20 --c1 5 --c2 10
   torchbelay explain --k 1 --m1 inf --m2 500 --steps 10000
   torchbelay explain --decay 0.999 --json
+  torchbelay explain --theta -0.5 --rate 0.01 --beta1 0.9 --curvature 10 --lr 0.1
 """
 
 
@@ -41,7 +45,8 @@ def add(commands: "Commands") -> None:
         "explain",
         run=run,
         summary="say what a spring or an EMA does to weights, average and learning rate",
-        description="Say what a spring does: give --k, --m1 and --m2; or, for an ordinary EMA, --decay or --half-life.",
+        description="Say what a spring does: give --k, --m1 and --m2; or, for an ordinary EMA, --decay or --half-life; "
+        "or --theta and --rate.",
         examples=_EXAMPLES,
     )
     option = parser.add_argument_group("a spring").add_argument
@@ -58,6 +63,9 @@ def add(commands: "Commands") -> None:
     option = parser.add_argument_group("or an ordinary EMA").add_argument
     option("--decay", type=number, metavar="D", help="weight of the old average in a step")
     option("--half-life", type=number, metavar="N", help="steps until that weight has become one half")
+    option = parser.add_argument_group("or a member of the centre-of-mass family").add_argument
+    option("--theta", type=number, metavar="θ", help="sign and strength of the spring: below 0 it repels, 0 is an EMA")
+    option("--rate", type=number, metavar="C", help="averaging rate, 1 − decay")
     option = parser.add_argument_group("what to say about it").add_argument
     option(
         "--steps", type=steps, metavar="T", help="length of the run, for what is left of the start and the k(T) rule"
@@ -66,6 +74,7 @@ def add(commands: "Commands") -> None:
     option(
         "--curvature", type=number, metavar="H", help="largest curvature of the loss, for SGD's stable learning rate"
     )
+    option("--beta1", type=number, metavar="B", help="the optimizer's momentum (Adam's β1): what it changes, in words")
     option("--json", action="store_true", help="one JSON object with every digit; infinity is the text inf")
 
 
@@ -74,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            spring = _spring(args)
+            setting = _setting(args)
             messages = [str(warning.message) for warning in caught]  # before other springs are derived from this one
-            facts = _facts(spring, args.lr, args.curvature, args.steps)
+            facts = _facts(setting, args.lr, args.curvature, args.steps)
+            if args.beta1 is not None:
+                facts |= _momentum_facts(setting, facts, args.beta1)
         except (ValueError, TypeError) as error:
             args.parser.error(str(error))
         except ArithmeticError:
@@ -95,10 +106,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _spring(args: argparse.Namespace) -> Spring | Limit:
-    """Return the spring that the arguments describe: by k and masses, by decay, or by half-life."""
+def _setting(args: argparse.Namespace) -> Spring | Limit | centred:
+    """Return what the arguments describe: by k and masses, by decay, by half-life, or by θ and rate."""
     given = {name: value for name in _SPRING if (value := getattr(args, name)) is not None}
-    if args.decay is not None or args.half_life is not None:
+    ema = {name: value for name in ("decay", "half_life") if (value := getattr(args, name)) is not None}
+    if args.theta is not None or args.rate is not None:
+        if extra := [name.replace("_", "-") for name in (*given, *ema)]:
+            raise ValueError(f"--theta and --rate are a whole setting by themselves; leave out --{', --'.join(extra)}")
+        if args.theta is None or args.rate is None:
+            raise ValueError(f"--{'theta' if args.theta is None else 'rate'} missing; give --theta and --rate")
+        return centred(args.theta, args.rate)
+    if ema:
         if given:
             raise ValueError(f"--decay or --half-life is a whole setting by itself; leave out --{', --'.join(given)}")
         if args.half_life is None and args.decay in (0, 1):
@@ -109,8 +127,26 @@ def _spring(args: argparse.Namespace) -> Spring | Limit:
     return Spring(**given)
 
 
-def _facts(s: Spring | Limit, lr: float | None, curvature: float | None, steps: int | None) -> dict[str, Any]:
-    """Return all facts about a spring, under the names that --json prints."""
+def _facts(s: Spring | Limit | centred, lr: float | None, curvature: float | None, steps: int | None) -> dict[str, Any]:
+    """Return all facts about a setting, under the names that --json prints."""
+    facts = _family_facts(s) if isinstance(s, centred) else _spring_facts(s)
+    scale = facts["effective_lr_scale"]
+    if lr is not None:
+        facts |= {"lr": arguments.number("lr", lr, low=0), "effective_lr": scale * lr}
+    if curvature is not None:
+        limit = _stable_lr(s, curvature)
+        facts |= {"curvature": curvature, "max_stable_lr": limit, "max_stable_lr_of_sgd": 2 / curvature}
+        if lr is not None:
+            facts["lr_is_stable"] = lr < limit
+    if steps is not None:  # with velocities decay^T is the law of the long run
+        decay = facts["decay"]
+        facts |= {"steps": steps, "left_after_steps": decay**steps if decay <= 1 else math.inf}
+        if not isinstance(s, centred):
+            facts["k_for_steps"] = {"printed": _rescaled(s, steps, "printed"), "exact": _rescaled(s, steps, "exact")}
+    return facts
+
+
+def _spring_facts(s: Spring | Limit) -> dict[str, Any]:
     scale = s.effective_lr_scale
     try:
         matched = {"decay": s.matched_ema().decay, "lr_scale": scale}
@@ -119,18 +155,40 @@ def _facts(s: Spring | Limit, lr: float | None, curvature: float | None, steps: 
     facts: dict[str, Any] = {"spring": {name: getattr(s, name) for name in _SPRING}, "explanation": s.explain()}
     facts |= {"regime": s.regime, "alpha": s.alpha, "beta": s.beta, "kappa1": s.kappa1, "kappa2": s.kappa2}
     facts |= {"decay": s.decay, "half_life": s.half_life, "theta": s.theta}
-    facts |= {"effective_lr_scale": scale, "matched_ema": matched}
-    if lr is not None:
-        facts |= {"lr": arguments.number("lr", lr, low=0), "effective_lr": scale * lr}
-    if curvature is not None:
-        limit = s.max_stable_lr(curvature)
-        facts |= {"curvature": curvature, "max_stable_lr": limit, "max_stable_lr_of_sgd": 2 / curvature}
-        if lr is not None:
-            facts["lr_is_stable"] = lr < limit
-    if steps is not None:  # with velocities decay^T is the law of the long run
-        facts |= {"steps": steps, "left_after_steps": s.decay**steps if s.decay <= 1 else math.inf}
-        facts["k_for_steps"] = {"printed": _rescaled(s, steps, "printed"), "exact": _rescaled(s, steps, "exact")}
-    return facts
+    return facts | {"effective_lr_scale": scale, "matched_ema": matched}
+
+
+def _family_facts(method: centred) -> dict[str, Any]:
+    assert isinstance(method.rate, float)
+    decay = 1 - method.rate
+    facts: dict[str, Any] = {"centred": {"theta": method.theta, "rate": method.rate}}
+    facts |= {"explanation": explain_centred(method), "regime": "velocity-free", "decay": decay, "theta": method.theta}
+    facts["half_life"] = math.log(0.5) / math.log1p(-method.rate)
+    return facts | {"effective_lr_scale": 1.0, "matched_ema": {"decay": decay, "lr_scale": 1.0}}
+
+
+def _stable_lr(s: Spring | Limit | centred, curvature: float, momentum: float = 0.0) -> float:
+    return (s.coupling(1, 0.0) if isinstance(s, centred) else s).max_stable_lr(curvature, momentum)
+
+
+def _momentum_facts(s: Spring | Limit | centred, facts: dict[str, Any], beta1: float) -> dict[str, Any]:
+    """Return what the optimizer's momentum changes: a longer explanation, the floor of θ and the stable range."""
+    beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
+    limit, coupling = _stable_lr(s, 1.0, beta), s.coupling(1, 0.0)
+    has_velocity = isinstance(s, Spring) and s.has_velocity
+    if has_velocity:
+        words = (
+            f"Around an optimizer with momentum β1 = {beta:g} it is stable below ηh = {limit:.4g}, against "
+            f"{2 * (1 + beta) / (1 - beta):.4g} with an EMA."
+        )
+    else:
+        words = explain_momentum(coupling, beta)
+    found = {"explanation": f"{facts['explanation']} {words}", "beta1": beta, "stable_range_with_beta1": limit}
+    if 0 < coupling.rate <= 1 and not has_velocity:
+        found["theta_floor"] = theta_floor(beta, coupling.rate, "after" if coupling.q else "before")
+    if "curvature" in facts:
+        found["max_stable_lr_with_beta1"] = limit / facts["curvature"]
+    return found
 
 
 def _rescaled(s: Spring | Limit, steps: int, rule: Rule) -> dict[str, Any]:
@@ -154,13 +212,13 @@ def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
     matched = "none"
     if ema := f["matched_ema"]:
         matched = f"decay {ema['decay']:.10g} at {ema['lr_scale']:.4g} of the learning rate{absolute}"
-    rows = [
-        ("regime", f["regime"]),
-        ("α, β", f"{f['alpha']:.10g}, {f['beta']:.10g}"),
-        ("κ1 + κ2", f"{f['kappa1'] + f['kappa2']:.6g}"),
+    rows = [("regime", f["regime"])]
+    if "alpha" in f:
+        rows += [("α, β", f"{f['alpha']:.10g}, {f['beta']:.10g}"), ("κ1 + κ2", f"{f['kappa1'] + f['kappa2']:.6g}")]
+    rows += [
         ("decay per step", f"{f['decay']:.10g}"),
         ("half-life", f"{f['half_life']:.6g} steps"),
-        ("θ = m2/m1", f"{f['theta']:.6g}"),
+        ("θ = m2/m1" if "spring" in f else "θ", f"{f['theta']:.6g}"),
         ("effective learning rate", f"{f['effective_lr_scale']:.4g} of the optimizer's{absolute}"),
         ("matched EMA", matched),
     ]
@@ -170,12 +228,18 @@ def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
             verdict = f"; lr {f['lr']:g} is {'below it' if f['lr_is_stable'] else 'not below it: SGD diverges'}"
         rows.append((f"stable at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr']:.4g}{verdict}"))
         rows.append(("  plain SGD, or EMA", f"lr < {f['max_stable_lr_of_sgd']:.4g}"))
+    if "beta1" in f:
+        rows.append((f"stable with β1 = {f['beta1']:g}", f"lr·curvature < {f['stable_range_with_beta1']:.4g}"))
+        if "max_stable_lr_with_beta1" in f:
+            rows.append((f"  at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr_with_beta1']:.4g}"))
+        if "theta_floor" in f:
+            rows.append(("floor of θ", f"{f['theta_floor']:.4g}"))
     if "steps" in f:
         about = "" if f["regime"] == "velocity-free" else "about "
         shown = f"{f['steps']:,}" if f["steps"] < 1e15 else f"{f['steps']:.6g}"
         rows.append((f"left after {shown} steps", f"{about}{f['left_after_steps']:.4g} of the start"))
-        tuned = f", if k = {f['spring']['k']:.6g} was tuned for {TUNED_FOR:,} steps"
-        for rule, at in f["k_for_steps"].items():
+        tuned = f", if k = {f['spring']['k']:.6g} was tuned for {TUNED_FOR:,} steps" if "spring" in f else ""
+        for rule, at in f.get("k_for_steps", {}).items():
             value = f"refused: {at['refused']}" if at["refused"] else f"{at['k']:.6g}, decay {at['decay']:.6g}{tuned}"
             rows.append((f"k by the {rule} rule", value))
     return rows

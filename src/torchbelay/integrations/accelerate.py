@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from torchbelay.belay import Belay
-from torchbelay.belay.average import Rule
+from torchbelay.belay.rules import Rule
 from torchbelay.physics.method import Method
 
 _PREPARE = "call accelerator.prepare(model, optimizer) first, and give attach() what it returns"
@@ -67,7 +67,9 @@ def attach(
     if accelerator.distributed_type in _OWN_STEPS:
         raise ValueError(
             f"accelerator has distributed_type={accelerator.distributed_type.value}, which keeps flat pieces of the "
-            "weights in an engine of its own and steps without torch's hooks; use FSDP2 (fsdp_version=2) or DDP"
+            "weights in an engine of its own and steps without torch's hooks; for DeepSpeed call "
+            "torchbelay.integrations.deepspeed.attach(engine, method) with the model that prepare() returned, else use "
+            "FSDP2 (fsdp_version=2) or DDP"
         )
     given, stepping = _kept(model), _kept(optimizer)
     _refuse_unprepared(accelerator, _each(given), _each(stepping))

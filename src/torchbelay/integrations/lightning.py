@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map_only
 
 from torchbelay._version import __version__
 from torchbelay.belay import Belay, shard
-from torchbelay.belay.average import Rule, as_rule
 from torchbelay.belay.options import OptionArguments, Options
+from torchbelay.belay.rules import Rule, as_rule
 from torchbelay.physics import arguments
 from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn

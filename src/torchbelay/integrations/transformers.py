@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 
 from torchbelay.belay import Belay
-from torchbelay.belay.average import Rule, as_rule
 from torchbelay.belay.optimizers import unwrapped
 from torchbelay.belay.options import Options
+from torchbelay.belay.rules import Rule, as_rule
 from torchbelay.belay.signals import signals_held
 from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn

@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from . import overhead
+from . import overhead, theory
 from .gpt import study as gpt
 from .part import Part
 from .plane import fig1, fig2, fig3, invariance, momentum, robustness
@@ -10,7 +10,7 @@ from .posthoc import study as posthoc
 from .ring import study as ring
 from .score import cifar10, mnist, sign
 
-_ALL = (fig1, fig2, fig3, robustness, momentum, invariance, overhead, ring, posthoc, mnist, sign, cifar10, gpt)
+_ALL = (fig1, fig2, fig3, robustness, momentum, invariance, theory, overhead, ring, posthoc, mnist, sign, cifar10, gpt)
 PARTS: dict[str, Part] = {part.NAME: part for part in cast("tuple[Part, ...]", _ALL)}
 # Parts that run alone: the first measures times, which other work would spoil; each of the rest needs a whole GPU.
 EXCLUSIVE = ("overhead", "mnist", "sign", "cifar10", "gpt")

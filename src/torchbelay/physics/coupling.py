@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from . import arguments
+from . import arguments, convergence, inner_momentum, variance
 
 Follow = Literal["before", "after"]  # the weights that the average follows: those before the step, or w1*
 
@@ -76,26 +76,61 @@ class Coupling:
             return self.p if self.a == 0 else math.copysign(math.inf, drift or self.p)
         return drift / self.rate
 
-    def max_stable_lr(self, curvature: float) -> float:
-        """Return the largest stable learning rate of plain SGD on a quadratic of this curvature.
+    def max_stable_lr(self, curvature: float, momentum: float = 0.0) -> float:
+        """Return the largest stable learning rate of SGD on a quadratic of this curvature.
 
-        By Jury's conditions. With x = ηh, the step has trace 2 − c − p·x and determinant 1 − c − x·(p(1−b) − a·q).
+        `momentum` is β of an inner optimizer that averages its gradients, m' = β·m + (1−β)·gradient: Adam's β1, or
+        SGD's momentum with as much dampening. By Jury's conditions (`inner_momentum`); without momentum, with x = ηh,
+        the step has trace 2 − c − p·x and determinant 1 − c − x·(p(1−b) − a·q).
 
         >>> heavy_ball = Coupling(a=-0.9, b=1.0, p=1.0, q=0.0)
         >>> round(heavy_ball.max_stable_lr(curvature=1.0), 12)  # 2(1 + μ)
         3.8
+        >>> round(Coupling(a=0.0, b=0.05, p=1.0, q=0.05).max_stable_lr(curvature=1.0, momentum=0.9), 12)  # EMA
+        38.0
         """
         h = arguments.number("curvature", curvature, low=0)
-        if not 0 <= self.rate <= 2 or self.b * self.p + self.a * self.q < 0:
-            return 0.0  # diverges without any gradient, or goes uphill
-        flip = self.p * (2 - self.b) - self.a * self.q  # a root through −1
-        turn = self.a * self.q - self.p * (1 - self.b)  # a complex pair through the circle
-        limits = [math.inf]
-        if flip > 0:
-            limits.append(2 * (2 - self.rate) / flip)
-        if turn > 0:
-            limits.append(self.rate / turn)
-        return min(limits) / h
+        beta = arguments.number("momentum", momentum, low=0, high=1, open_low=False)
+        return inner_momentum.stable_range(self, beta) / h
+
+    def stationary_variance(
+        self, curvature: float, lr: float, noise: float = 1.0, momentum: float = 0.0
+    ) -> variance.Variances:
+        """Return the variances of w1 and w2 around the minimum in the long run, if gradients are noisy.
+
+        Gradients are curvature·w1 + ξ, and ξ has the standard deviation `noise`. `momentum` is as in `max_stable_lr`.
+        Both are infinite if the learning rate is not stable. `physics/variance.py` has the formula.
+
+        >>> ema = Coupling(a=0.0, b=0.05, p=1.0, q=0.05)
+        >>> w1, w2 = ema.stationary_variance(curvature=1.0, lr=0.1)
+        >>> round(w1, 6), round(w2, 6)  # the average has a third of the noise
+        (0.052632, 0.017265)
+        """
+        return variance.stationary_variance(self, curvature, lr, noise, momentum)
+
+    def convergence_rate(self, curvatures: tuple[float, float], lr: float, momentum: float = 0.0) -> float:
+        """Return the factor by which the error shrinks per step on quadratics, for the worst of these curvatures.
+
+        `curvatures` are the least and the largest; no curvature between them is worse (`physics/convergence.py`).
+
+        >>> round(Coupling(a=0.0, b=0.5, p=1.0, q=0.5).convergence_rate((1.0, 10.0), lr=0.1), 12)  # 1 − ημ, as SGD
+        0.9
+        """
+        return convergence.quadratic_rate(self, curvatures, lr, momentum)
+
+    def convergence_bound(self, curvatures: tuple[float, float], lr: float, momentum: float = 0.0) -> float:
+        """Return the factor per step that is proved for smooth functions whose curvatures lie between these two.
+
+        Every factor above it holds for every such function. For an attractive spring (θ ≥ 0) without momentum it is
+        `convergence_rate`. Otherwise it may be larger, and it is infinite if nothing could be proved. `docs/theory.md`
+        has the theorems.
+
+        >>> from torchbelay import Spring
+        >>> belay = Spring(k=1.0, m1=10.0, m2=20.0).coupling()
+        >>> belay.convergence_bound((1.0, 10.0), lr=0.1) == belay.convergence_rate((1.0, 10.0), lr=0.1)
+        True
+        """
+        return convergence.smooth_rate(self, curvatures, lr, momentum)
 
     def compound(self, n: int) -> "Coupling":
         """Return n steps of free motion as one: a_n = a(1 − (1−c)ⁿ)/c, b_n = b(1 − (1−c)ⁿ)/c, applied to w1*.

@@ -3,7 +3,11 @@
 import math
 from typing import TYPE_CHECKING
 
+from .inner_momentum import stable_range, theta_floor
+
 if TYPE_CHECKING:
+    from .coupling import Coupling
+    from .methods.centred import centred
     from .spring import Spring
 
 
@@ -25,6 +29,72 @@ def explain_instability(spring: "Spring", damping: float | None) -> str:
         f"δ = c·dt/(2m) = {damping:.4g} and ω² = {spring.omega**2:.4g} need ω² < 4δ and δ < 1; set the "
         f"damping between {spring.omega**2 / 4:.4g} and 1 times 2m/dt, or leave c1 and c2 out"
     )
+
+
+def explain_centred(method: "centred") -> str:
+    """Return one paragraph about a member of the centre-of-mass family whose θ and rate are numbers."""
+    theta, c = method.theta, method.rate
+    assert isinstance(theta, float)
+    assert isinstance(c, float)
+    if theta < 0:
+        kind = "A spring that repels (Generalized Primal Averaging): gradients are taken between the average and"
+    elif theta > 0:
+        kind = "A spring that attracts, as BELAY's: gradients are taken further from the average than"
+    else:
+        kind = "An ordinary average (EMA): gradients are taken at"
+    half_life = math.log(0.5) / math.log1p(-c)
+    limit = method.coupling(1, 0.0).max_stable_lr(1.0)
+    return (
+        f"{kind} the trajectory that it averages (θ = {theta:g}). It forgets half of the distance in "
+        f"{_steps(half_life)}. The learning rate is what the optimizer says. SGD on curvature h is stable below "
+        f"ηh = {limit:.4g}, against 2 for plain SGD or EMA."
+    )
+
+
+def explain_momentum(coupling: "Coupling", beta: float) -> str:
+    """Return what the optimizer's own momentum β (Adam's β1) leaves of a coupling's stable range, speed and noise.
+
+    >>> from torchbelay import methods
+    >>> print(explain_momentum(methods.centred(-0.9, 0.05).coupling(1, 0.1), 0.9))
+    Around an optimizer with momentum β1 = 0.9 it is stable below ηh = 0.2502, against 38 with an EMA. ...
+    """
+    scale, c = coupling.effective_lr_scale, coupling.rate
+    alone = 2 * (1 + beta) / (1 - beta)
+    limit = stable_range(coupling, beta) * scale
+    effective = "" if math.isclose(scale, 1) else " in the effective rate"
+    against = f", against {alone:.4g} with an EMA" if coupling.theta else ", as without an average"
+    said = [f"Around an optimizer with momentum β1 = {beta:g} it is stable below ηh = {limit:.4g}{effective}{against}."]
+    if not 0 < c <= 1:
+        return said[0]
+    floor, theta = theta_floor(beta, c, "after" if coupling.q else "before"), coupling.theta
+    at = f"At this averaging rate the floor of θ is {floor:.3g}"
+    if theta >= 0:
+        said.append(f"{at}: a spring that repels more than that would lose its stable range. This one does not repel.")
+    elif theta < floor:
+        said.append(
+            f"{at}, and θ = {theta:.3g} is below it: two momenta feed each other, and the stable range collapses. Give "
+            "the optimizer β1 = 0, or the spring a θ nearer to 0."
+        )
+    elif theta < 0.75 * floor:
+        said.append(f"{at}. θ = {theta:.3g} is above it, but within a quarter of it: the pair is poorly damped.")
+    else:
+        said.append(f"{at}, and θ = {theta:.3g} keeps clear of it.")
+    if theta and limit > 1:
+        lr = 1 / scale
+        ema = _ema(c)
+        speed = [1 - one.convergence_rate((1.0, 1.0), each, beta) for one, each in ((coupling, lr), (ema, 1.0))]
+        noise = [one.stationary_variance(1.0, each, momentum=beta).w2 for one, each in ((coupling, lr), (ema, 1.0))]
+        said.append(
+            f"At ηh = 1{effective} its errors shrink by {speed[0]:.2g} of themselves per step (EMA of the same rate: "
+            f"{speed[1]:.2g}), and its average has {noise[0] / noise[1]:.2g} times the variance of that EMA."
+        )
+    return " ".join(said)
+
+
+def _ema(rate: float) -> "Coupling":
+    from .coupling import watch  # which imports this package's other files first
+
+    return watch(rate)
 
 
 def _kind(s: "Spring") -> str:

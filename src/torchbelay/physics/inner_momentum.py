@@ -11,12 +11,15 @@ first, at a small learning rate: two momenta feed each other.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 from . import arguments
-from .coupling import Coupling, Follow
+
+if TYPE_CHECKING:
+    from .coupling import Coupling, Follow
 
 
-def theta_floor(beta: float, c: float, follow: Follow = "after") -> float:
+def theta_floor(beta: float, c: float, follow: "Follow" = "after") -> float:
     """Return the θ below which the stable range collapses, for momentum β of the optimizer and the average's rate c.
 
         −(1−β)/g    (follow="before": −(1−c)(1−β)/g)    with g = 1 − β(1−c)
@@ -33,23 +36,28 @@ def theta_floor(beta: float, c: float, follow: Follow = "after") -> float:
     return -share * (1 - beta) / (1 - beta * (1 - c))
 
 
-def stable_range(coupling: Coupling, beta: float, *, nesterov: bool = False) -> float:
+def stable_range(coupling: "Coupling", beta: float, *, nesterov: bool = False) -> float:
     """Return the limit of ηh: SGD with momentum β and this coupling is stable on a curvature h below it.
 
+    It is 0 if the pair diverges without any gradient, or goes uphill.
+
+    >>> from torchbelay import Coupling
     >>> ema, repelling = Coupling(0.0, 0.05, 1.0, 0.05), Coupling(-0.45, 0.5, 0.145, 0.05)  # θ = −0.9
     >>> round(stable_range(ema, 0.9), 2), round(stable_range(repelling, 0.9), 2)
     (38.0, 0.25)
     """
+    if not 0 <= coupling.rate <= 2 or coupling.b * coupling.p + coupling.a * coupling.q < 0:
+        return 0.0
     return min(_limits(coupling, beta, nesterov)) / (1 - beta)
 
 
-def is_below_floor(coupling: Coupling, beta: float, *, nesterov: bool = False) -> bool:
+def is_below_floor(coupling: "Coupling", beta: float, *, nesterov: bool = False) -> bool:
     """Whether a repelling spring's range collapses: a complex pair leaves the circle before a root does through −1."""
     flip, turn = _limits(coupling, beta, nesterov)
     return coupling.theta < 0 and turn < flip
 
 
-def _limits(coupling: Coupling, beta: float, nesterov: bool) -> tuple[float, float]:
+def _limits(coupling: "Coupling", beta: float, nesterov: bool) -> tuple[float, float]:
     """Return the x at which a root leaves through −1, and that at which a complex pair leaves, by Jury's conditions."""
     c, p, nu = coupling.rate, coupling.p, beta if nesterov else 0.0
     s = p - (coupling.b * coupling.p + coupling.a * coupling.q)
@@ -57,17 +65,19 @@ def _limits(coupling: Coupling, beta: float, nesterov: bool) -> tuple[float, flo
     flip = 2 * (1 + beta) * (2 - c) / through if through > 0 else math.inf
     # λ³ + A·λ² + B·λ + C, each of the three linear in x; a pair is on the circle where 1 − B + A·C − C² = 0.
     a0, a1 = -(2 - c + beta), (1 + nu) * p
-    b0, b1 = beta * (2 - c) + 1 - c, -((1 + nu) * s + nu * p)
+    b1 = -((1 + nu) * s + nu * p)
     c0, c1 = -beta * (1 - c), nu * s
-    free = 1 - b0 + a0 * c0 - c0 * c0
+    free = c * (1 - beta) * (1 - beta * (1 - c))  # at x = 0; B is there β(2 − c) + 1 − c
     return flip, _first_root(free, -b1 + a0 * c1 + a1 * c0 - 2 * c0 * c1, a1 * c1 - c1 * c1)
 
 
 def _first_root(n0: float, n1: float, n2: float) -> float:
-    """Return the least x > 0 with n0 + n1·x + n2·x² = 0; infinity if there is none."""
+    """Return the least x > 0 at which n0 + n1·x + n2·x² falls below 0, for n0 ≥ 0; infinity if there is none."""
     # rounding leaves traces of numbers that are 0
     if abs(n1) < 1e-14:
         n1 = 0.0
+    if n0 == 0:  # on the circle already
+        return 0.0 if n1 < 0 else math.inf if n2 >= 0 else -n1 / n2
     square = n1 * n1 - 4 * n2 * n0
     if square < 0:
         return math.inf

@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from . import arguments
 from .coupling import Coupling, watch
 
 
@@ -67,9 +66,9 @@ class Limit:
         """Return the EMA to compare this one with: itself."""
         return self
 
-    def max_stable_lr(self, curvature: float) -> float:
-        """Return plain SGD's largest stable learning rate on a quadratic of this curvature: 2/h."""
-        return self.coupling().max_stable_lr(arguments.number("curvature", curvature, low=0))
+    def max_stable_lr(self, curvature: float, momentum: float = 0.0) -> float:
+        """Return SGD's largest stable learning rate on a quadratic of this curvature: 2/h without momentum."""
+        return self.coupling().max_stable_lr(curvature, momentum)
 
     def explain(self) -> str:
         """Return a paragraph in plain words.

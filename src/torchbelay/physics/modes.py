@@ -60,6 +60,18 @@ class Modes:
         second = _sum(a2, b2)
         return cls(_sum(_product(a1, second), _product(a2, b1)), _product(force, second), anchored)
 
+    def with_momentum(self, beta: float) -> "Modes":
+        """Return the modes if the optimizer averages its gradients, m' = β·m + (1−β)·gradient, and steps by m'.
+
+        The update is then (1−β)·λ/(λ − β) times that of plain SGD.
+
+        >>> sgd = Modes(p0=(1.0, 0.0), p1=(1.0,))
+        >>> round(sgd.with_momentum(0.5).first_crossing(), 12)  # 2(1+β)/(1−β)
+        6.0
+        """
+        new = 1 - beta
+        return Modes(_product(self.p0, (1.0, new)), _product(self.p1, (new, new)), self.anchored)
+
     def free(self) -> list[complex]:
         """Return ζ = λ − 1 of every mode of free motion, without the 0 of translation."""
         return roots(self._relative)

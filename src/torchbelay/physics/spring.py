@@ -337,23 +337,21 @@ class Spring:
             return 2 * self.alpha * self.m1 / brake if brake > 0 else math.inf
         return self._modes.drift()
 
-    def max_stable_lr(self, curvature: float) -> float:
+    def max_stable_lr(self, curvature: float, momentum: float = 0.0) -> float:
         """Return the largest learning rate at which SGD with this spring is stable on a quadratic of this curvature.
 
         Velocity-free: 2(α+β)/(α(1+β))/h. With velocities: the rate at which a mode first leaves the unit circle.
+        `momentum`: as for `Coupling.max_stable_lr`.
 
         >>> round(Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0).max_stable_lr(curvature=1.0), 3)
         0.471
         """
-        h = arguments.number("curvature", curvature, low=0)
         if not self.has_velocity:
-            return self.coupling().max_stable_lr(h)
-        return self._modes.first_crossing() / h if self.is_stable else 0.0
+            return self.coupling().max_stable_lr(curvature, momentum)
+        h = arguments.number("curvature", curvature, low=0)
+        beta = arguments.number("momentum", momentum, low=0, high=1, open_low=False)
+        return self._modes.with_momentum(beta).first_crossing() / h if self.is_stable else 0.0
 
     def explain(self) -> str:
-        """Return a paragraph in plain words: the kind of spring, its memory, its learning rate, what to change.
-
-        >>> print(Spring.ema(decay=0.999).explain())
-        An ordinary average (EMA with decay 0.999): it watches the weights and never pulls them. ...
-        """
+        """Return a paragraph in plain words: the kind of spring, its memory, its learning rate, what to change."""
         return explain(self)

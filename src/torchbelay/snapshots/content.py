@@ -77,8 +77,9 @@ class Source:
 
     @property
     def sharded(self) -> bool:
-        """Whether tensors of the model are spread over ranks."""
-        return any(map(is_sharded, modules.named_parameters(self.model).values()))
+        """Whether tensors of the model, or their averages, are spread over ranks."""
+        parameters = modules.named_parameters(self.model).values()
+        return self.parts.slices is not None or any(map(is_sharded, parameters))
 
     @property
     def pulls(self) -> bool:
@@ -128,7 +129,7 @@ class Source:
         still = {**left, **self.buffers(name)}
         tensors |= still
         about = Snapshot(
-            path=Path(file_name(step, name, sharded=any(map(is_sharded, tensors.values())))),
+            path=Path(file_name(step, name, sharded=self._is_spread(tensors))),
             step=step,
             average=name,
             sessions=sessions,
@@ -140,6 +141,10 @@ class Source:
             dtypes=dtypes,
         )
         return Content({key: host_copy(t) for key, t in tensors.items()}, about, _events(tensors))
+
+    def _is_spread(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether ranks write a snapshot of these tensors together."""
+        return self.parts.slices is not None or any(map(is_sharded, tensors.values()))
 
     def _told(self, name: str, trained: Iterable[str]) -> Told:
         found = told_of(name, self.parts.averages[name].entries, self.belay._options.every, trained)

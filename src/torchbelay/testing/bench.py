@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchbelay.belay import Belay, modules, planes
-from torchbelay.belay.average import MAIN, Rule
+from torchbelay.belay.average import MAIN
 from torchbelay.belay.checkpoint import LOW
 from torchbelay.belay.options import OptionArguments
+from torchbelay.belay.rules import Rule
 from torchbelay.physics.method import Method
 
 from .comparison import State, abridge, can_average, differences, leaves, local, snapshot

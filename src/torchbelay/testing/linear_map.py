@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbelay.belay.average import as_rule
 from torchbelay.belay.cohort import compounded, inertias
 from torchbelay.belay.options import Options
+from torchbelay.belay.rules import as_rule
 from torchbelay.ops import reference
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.method import Method, Remembers

@@ -5,8 +5,25 @@ only up to rounding errors: TOLERANCE. The coupling itself is the same arithmeti
 bit with ordinary tensors that take the same steps.
 """
 
-from . import carrying, planes, recording, saving, several, sharding, spreading, teaching  # noqa: F401  # each registers its checks
+from . import (
+    agreeing,
+    carrying,
+    planes,
+    recording,
+    saving,
+    several,
+    sharding,
+    sharing,
+    sharing_saved,
+    spreading,
+    teaching,
+)
 from .runs import CHECKS, Check
+
+# Each registers its checks.
+MODULES = (
+    agreeing, carrying, planes, recording, saving, several, sharding, sharing, sharing_saved, spreading, teaching,
+)  # fmt: skip
 
 
 def for_ranks(world: int) -> dict[str, Check]:

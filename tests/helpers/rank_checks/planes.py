@@ -99,6 +99,26 @@ def planes_are_saved_by_two_ranks_and_go_on_with_the_same_bits_on_others(folder:
 
 
 @on(2, 3)
+def replicas_that_share_an_average_of_24_bits_have_the_bits_of_one(folder: Path) -> None:
+    models = [Model(spread=False) for _ in range(2)]
+    belay = tb.Belay(models[0], None, EMA, bits=24, impl="reference", shard=dist.group.WORLD)
+    one = tb.Belay(models[1], None, EMA, bits=24, impl="reference")
+    moved(models[0], belay, 4)
+    moved(models[1], one, 4)
+    agree(belay, one)
+    with belay.averaged():
+        for name, p in models[0].named_parameters():
+            assert torch.equal(p, one.average_state_dict()[name]), name
+    full = belay.average_state_dict(full=True)
+    if dist.get_rank() == 0:
+        assert all(torch.equal(full[name], value) for name, value in one.average_state_dict().items())
+    assert abs(belay.stats()["tension"] - one.stats()["tension"]) <= 1e-9
+    belay.reset()
+    one.reset()
+    agree(belay, one)
+
+
+@on(2, 3)
 def planes_of_replicas_agree(folder: Path) -> None:
     torch.manual_seed(0)
     wrapped = DistributedDataParallel(nn.Linear(30, 3))

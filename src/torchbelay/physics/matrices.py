@@ -1,0 +1,117 @@
+"""Arithmetic on matrices of two or three rows, in plain numbers: products, repeated steps, equations."""
+
+from collections.abc import Sequence
+from operator import add
+
+Vector = tuple[float, ...]
+Matrix = tuple[Vector, ...]  # rows
+
+
+def apply(m: Matrix, v: Sequence[float]) -> Vector:
+    """Return M·v."""
+    return tuple(sum(x * y for x, y in zip(row, v, strict=True)) for row in m)
+
+
+def product(m: Matrix, n: Matrix) -> Matrix:
+    """Return M·N.
+
+    >>> product(((1.0, 2.0), (0.0, 1.0)), ((1.0, 0.0), (3.0, 1.0)))
+    ((7.0, 2.0), (3.0, 1.0))
+    """
+    if len(m) == 2:  # written out: loops take five times as long
+        (a, b), (c, d) = m
+        (e, f), (g, h) = n
+        return (a * e + b * g, a * f + b * h), (c * e + d * g, c * f + d * h)
+    x, y, z = n
+    return tuple(
+        (
+            a * x[0] + b * y[0] + c * z[0],
+            a * x[1] + b * y[1] + c * z[1],
+            a * x[2] + b * y[2] + c * z[2],
+        )
+        for a, b, c in m
+    )
+
+
+def congruence(m: Matrix, s: Matrix) -> Matrix:
+    """Return M·S·Mᵀ: the second moments S after a step M."""
+    return product(product(m, s), tuple(zip(*m, strict=True)))
+
+
+def outer(v: Sequence[float]) -> Matrix:
+    """Return v·vᵀ."""
+    return tuple(tuple(x * y for y in v) for x in v)
+
+
+def total(m: Matrix, n: Matrix) -> Matrix:
+    """Return M + N."""
+    return tuple(tuple(map(add, a, b)) for a, b in zip(m, n, strict=True))
+
+
+def repeat(m: Matrix, q: Matrix, n: int) -> tuple[Matrix, Matrix]:
+    """Return n steps of M with noise Q as one: Mⁿ and Σ Mʲ·Q·(Mʲ)ᵀ for j < n, by doubling.
+
+    >>> repeat(((1.0, 1.0), (0.0, 1.0)), ((0.0, 0.0), (0.0, 1.0)), 3)
+    (((1.0, 3.0), (0.0, 1.0)), ((5.0, 3.0), (3.0, 3.0)))
+    """
+    if len(m) == 2:
+        return _repeat_two(m, q, n)
+    power, noise = m, q
+    for bit in f"{n:b}"[1:]:
+        power, noise = product(power, power), total(noise, congruence(power, noise))
+        if bit == "1":
+            power, noise = product(m, power), total(q, congruence(m, noise))
+    return power, noise
+
+
+def _repeat_two(m: Matrix, q: Matrix, n: int) -> tuple[Matrix, Matrix]:
+    """Return what `repeat` does for two rows, written out: searches call it ten thousands of times."""
+    (m11, m12), (m21, m22) = (a, b), (c, d) = m
+    (q11, q12), (_, q22) = (s, t), (_, u) = q
+    for bit in f"{n:b}"[1:]:
+        x, y, z, w = a * s + b * t, a * t + b * u, c * s + d * t, c * t + d * u
+        s, t, u = s + x * a + y * b, t + x * c + y * d, u + z * c + w * d
+        a, b, c, d = a * a + b * c, b * (a + d), c * (a + d), b * c + d * d
+        if bit == "1":
+            x, y, z, w = m11 * s + m12 * t, m11 * t + m12 * u, m21 * s + m22 * t, m21 * t + m22 * u
+            s, t, u = q11 + x * m11 + y * m12, q12 + x * m21 + y * m22, q22 + z * m21 + w * m22
+            a, b, c, d = m11 * a + m12 * c, m11 * b + m12 * d, m21 * a + m22 * c, m21 * b + m22 * d
+    return ((a, b), (c, d)), ((s, t), (t, u))
+
+
+def solve(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Return x of rows·x = right, by elimination with the largest pivot.
+
+    >>> solve([[0.0, 2.0], [1.0, 1.0]], [4.0, 5.0])
+    [3.0, 2.0]
+    """
+    table = [[*row, value] for row, value in zip(rows, right, strict=True)]
+    n = len(table)
+    for i in range(n):
+        best = max(range(i, n), key=lambda k: abs(table[k][i]))
+        table[i], table[best] = table[best], table[i]
+        pivot = table[i][i]
+        for k in range(i + 1, n):
+            if factor := table[k][i] / pivot:
+                table[k] = [x - factor * y for x, y in zip(table[k], table[i], strict=True)]
+    x = [0.0] * n
+    for i in reversed(range(n)):
+        x[i] = (table[i][n] - sum(table[i][k] * x[k] for k in range(i + 1, n))) / table[i][i]
+    return x
+
+
+def lyapunov(m: Matrix, q: Matrix) -> Matrix:
+    """Return the symmetric S with S = M·S·Mᵀ + Q: the second moments in the long run of steps M with noise Q.
+
+    >>> lyapunov(((0.5, 0.0), (0.0, 0.0)), ((3.0, 0.0), (0.0, 1.0)))
+    ((4.0, 0.0), (0.0, 1.0))
+    """
+    n = len(m)
+    pairs = [(i, j) for i in range(n) for j in range(i, n)]
+    rows = []
+    for i, j in pairs:
+        # (M·S·Mᵀ)ᵢⱼ = Σ Mᵢₖ·Sₖₒ·Mⱼₒ, and S is symmetric
+        row = [m[i][k] * m[j][k] if k == o else m[i][k] * m[j][o] + m[i][o] * m[j][k] for k, o in pairs]
+        rows.append([float((i, j) == pair) - x for pair, x in zip(pairs, row, strict=True)])
+    found = dict(zip(pairs, solve(rows, [q[i][j] for i, j in pairs]), strict=True))
+    return tuple(tuple(found[min(i, j), max(i, j)] for j in range(n)) for i in range(n))

@@ -1,0 +1,100 @@
+"""Advice in words: what to use, why, which learning rates it bears, and how it compares."""
+
+from typing import TYPE_CHECKING
+
+from .methods.centred import centred
+
+if TYPE_CHECKING:
+    from .recommend import Advice, Setting
+
+
+def explain(advice: "Advice") -> str:
+    """Return the advice as paragraphs; `Advice.explain()` calls this."""
+    parts = [_what(advice), _why(advice), _range(advice), _comparison(advice)]
+    parts += [f"Warning: {warning}" for warning in advice.warnings]
+    parts.append(
+        "All of this is exact for a quadratic with noisy gradients. A network decides: its curvature drifts, which "
+        "favours shorter averages. Try two and four times the averaging rate as well, and an EMA beside it."
+    )
+    return "\n\n".join(parts)
+
+
+def call(setting: "Setting") -> str:
+    """Return the call that makes the method of a setting, with numbers of three digits."""
+    method = setting.method
+    if not isinstance(method, centred):
+        return f"tb.methods.schedule_free({method.beta:g})"
+    if method.theta == 0:
+        return f"tb.methods.ema({1 - _rate(setting):.6g})"
+    return f"tb.methods.centred(theta={method.theta:.3g}, rate={_rate(setting):.3g})"
+
+
+def _rate(setting: "Setting") -> float:
+    assert isinstance(setting.method, centred)
+    assert isinstance(setting.method.rate, float)
+    return setting.method.rate
+
+
+def _what(advice: "Advice") -> str:
+    return f"Use {call(advice.best)} at a learning rate of {advice.lr:.3g}, for {advice.steps:,} steps."
+
+
+def _why(advice: "Advice") -> str:
+    loss, method, ema = advice.loss, advice.best.method, advice.alternatives["EMA"]
+    said = [
+        f"The loss above the minimum falls from {advice.problem.start:.3g} to {loss.total:.3g}, and "
+        f"{loss.noise / loss.total:.0%} of what remains is noise."
+    ]
+    if not isinstance(method, centred):
+        return f"{said[0]} Gradients are taken near the average of all weights so far, which needs no averaging rate."
+    span = 1 / _rate(advice.best)
+    if span < 2:
+        said.append(
+            "An average is of no use here: the noise is too small, or the learning rate too low for it to matter."
+        )
+    else:
+        said.append(
+            f"The average reaches back over about {span:,.0f} steps, {span / advice.steps:.0%} of the run: with a "
+            "longer memory more of the start would be left, with a shorter one more of the noise."
+        )
+    theta = method.theta
+    assert isinstance(theta, float)
+    if theta == 0:
+        said.append("It is an ordinary EMA: no spring that pulls or repels the weights is better by more than 3% here.")
+    elif theta < 0:
+        said.append(
+            f"θ = {theta:.3g} repels: gradients are taken between the average and the trajectory. The learning rate is "
+            f"{advice.lr / ema.lr:.3g} times that of the best EMA."
+        )
+        if advice.beta1:
+            said.append(
+                f"The optimizer's momentum β1 = {advice.beta1:g} sets a floor of θ = {advice.floor:.3g} at this rate; "
+                "the advice stays above three quarters of it."
+            )
+    else:
+        said.append(f"θ = {theta:.3g} attracts, as BELAY does: the average steadies the weights.")
+    return " ".join(said)
+
+
+def _range(advice: "Advice") -> str:
+    low, high = advice.best.lrs
+    ema = advice.alternatives["EMA"]
+    said = (
+        f"Learning rates from {low:.3g} to {high:.3g} are within 10% of this loss, a factor of {advice.best.width:.2g}"
+    )
+    if advice.best.method != ema.method:
+        said += f" (EMA: {ema.width:.2g})"
+    return f"{said}. Above {advice.best.limit:.3g} it diverges on the quadratic."
+
+
+def _comparison(advice: "Advice") -> str:
+    said = []
+    for name, other in advice.alternatives.items():
+        if other.method == advice.best.method:
+            continue
+        around = " around an optimizer with β1 = 0" if name == "schedule-free" and advice.beta1 else ""
+        said.append(
+            f"{name}, {call(other)} at its best learning rate {other.lr:.3g}{around}, leaves "
+            f"{other.loss.total / advice.loss.total:.3g} times this loss."
+        )
+    return "On the same quadratic: " + " ".join(said)

@@ -1,0 +1,105 @@
+"""`torchbelay recommend`, through `main(argv)`: output, errors and exit status."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from torchbelay.physics.recommend import recommend
+
+SMALL = "recommend --steps 300 --curvatures 2 0.2 0.02"
+
+
+def test_it_prints_the_advice_of_the_library(run) -> None:
+    printed = run(f"{SMALL} --beta1 0.9 --noise 0.5 --batch 4 --start 2")
+    advice = recommend(300, curvatures=[2.0, 0.2, 0.02], beta1=0.9, noise=0.5, batch=4, start=2.0)
+    assert (printed.status, printed.err) == (0, "")
+    assert " ".join(printed.out.split()) == " ".join(advice.explain().split())
+    assert max(map(len, printed.out.splitlines())) <= 80
+
+
+def test_json_has_every_digit(run) -> None:
+    got = run(f"{SMALL} --json").json
+    advice = recommend(300, curvatures=[2.0, 0.2, 0.02])
+    assert (got["steps"], got["beta1"], got["theta_floor"]) == (300, 0.0, advice.floor)
+    assert (got["theta"], got["rate"], got["lr"]) == (advice.method.theta, advice.method.rate, advice.lr)
+    assert got["loss"] == {"bias": advice.loss.bias, "noise": advice.loss.noise, "total": advice.loss.total}
+    assert got["lrs_within_10_percent"] == list(advice.best.lrs)
+    assert got["max_stable_lr"] == advice.best.limit
+    assert got["alternatives"].keys() == {"EMA", "schedule-free"}
+    assert got["alternatives"]["EMA"]["lr"] == advice.alternatives["EMA"].lr
+    assert (got["warnings"], got["explanation"]) == (list(advice.warnings), advice.explain())
+
+
+def test_the_rate_of_the_best_ema_scales_the_advice(run) -> None:
+    got = run("recommend --steps 300 --beta1 0.9 --lr 3e-4 --json").json
+    assert got["alternatives"]["EMA"]["lr"] == pytest.approx(3e-4)
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """A file as torchbelay train writes it."""
+    path = tmp_path / "stats.jsonl"
+    lines = [
+        {"step": t, "lr": 0.1, "loss": 1.0, "w1": {"test": 0.5 + 0.9**t + 0.1}, "w2": {"test": 0.5 + 0.95**t}}
+        for t in (1, 5, 20, 60, 200)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    return path
+
+
+def test_a_run_is_learnt_from(run, reports: Path) -> None:
+    printed = run(["recommend", "--steps", "500", "--from-run", str(reports), "--decay", "0.9"])
+    assert (printed.status, printed.err) == (0, "")
+    assert printed.out.startswith("Use tb.methods.")
+    assert "typical spectrum" not in printed.out
+    alone = run(["recommend", "--steps", "500", "--from-run", str(reports)])
+    assert "noise cannot be told" in " ".join(alone.out.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--curvatures 1 --from-run x", "--from-run finds these by itself; leave out --curvatures"),
+        ("--noise 2 --lr 1 --from-run x", "leave out --noise, --lr"),
+        ("--decay 0.9", "--decay is that of the run of --from-run"),
+        ("--from-run nowhere.jsonl", "cannot read nowhere.jsonl: No such file"),
+        ("--curvatures 0", r"curvatures=0\.0 is out of range"),
+        ("--beta1 1", r"beta1=1\.0 is out of range"),
+        ("--curvatures", "expected at least one argument"),
+        ("--batch 0", r"batch=0\.0 is out of range"),
+        ("--curvatures 1e308 1e308", "too large or too small"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(run, more: str, message: str) -> None:
+    printed = run(f"recommend --steps 100 {more}")
+    assert (printed.status, printed.out) == (2, "")
+    assert re.fullmatch(rf"torchbelay recommend: .*({message}).*\n", printed.err)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{not json}\n", "is not JSON in line 1"),
+        ("[1]\n", "has no object in line 1; give one object per line"),
+        ('{"step": 1, "lr": 1, "loss": 1}\n', "has 1 reports; the fit needs"),
+        ("", "has 0 reports"),
+    ],
+)
+def test_a_damaged_file_is_one_line_and_status_2(run, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(text)
+    printed = run(["recommend", "--steps", "100", "--from-run", str(tmp_path / "a.jsonl")])
+    assert (printed.status, printed.out) == (2, "")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_steps_are_needed(run) -> None:
+    assert "--steps" in run("recommend").err
+    assert run("recommend --steps 0").status == 2
+
+
+def test_the_help_has_examples(run) -> None:
+    out = run("recommend --help").out
+    assert "examples:\n  torchbelay recommend --steps 1e5 --beta1 0.9 --lr 3e-4" in out

@@ -1,0 +1,342 @@
+"""How fast couplings converge: on quadratics by eigenvalues and algebra, on smooth functions by Lyapunov functions."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import sympy as sp
+
+from helpers.quadratic import Array, radius, step_matrix
+from torchbelay import Coupling, Spring, methods
+from torchbelay.physics.convergence import is_certified, polynomial
+
+RANDOM = np.random.default_rng(10)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test has the same random numbers, in whatever order they run."""
+    RANDOM.bit_generator.state = np.random.default_rng(10).bit_generator.state
+
+
+def centred(theta: float, c: float, follow: str = "after") -> Coupling:
+    return methods.centred(theta, c, follow=follow).coupling(1, 0.1)  # type: ignore[arg-type]
+
+
+def random_centred(low: float, high: float) -> Coupling:
+    return centred(RANDOM.uniform(low, high), RANDOM.uniform(0.02, 0.98), ("before", "after")[RANDOM.integers(2)])
+
+
+# Theorem 1: an attractive spring never accelerates -------------------------------------------------------------------
+
+a, b, p, q, x, lam = sp.symbols("a b p q x lambda")
+
+
+def characteristic() -> sp.Expr:
+    """The polynomial of a step at ηh = x."""
+    matrix = sp.Matrix([[1 - a - p * x, a], [b - q * x, 1 - b]])
+    return (lam * sp.eye(2) - matrix).det()
+
+
+def test_the_polynomial_of_the_module_is_that_of_the_step() -> None:
+    c, drift = a + b, b * p + a * q
+    assert sp.expand(characteristic() - ((lam - 1) * (lam - 1 + c) + x * (p * lam - p + drift))) == 0
+
+
+def test_at_1_minus_the_effective_rate_the_polynomial_is_minus_theta_times_a_square() -> None:
+    """f(1 − r·x) = −θ(r − q)·r·x²: negative for θ > 0 and r > q, so that a root is on each side."""
+    r, theta = (b * p + a * q) / (a + b), a / b
+    value = characteristic().subs(lam, 1 - r * x)
+    assert sp.cancel(sp.together(value + theta * (r - q) * r * x**2)) == 0
+    th, c = sp.symbols("theta c")
+    for numbers, share in (({p: 1 + th * (1 - c), q: c}, 1 - c), ({p: 1 + th, q: 0}, 1)):  # after, before
+        at = {a: th * c / (1 + th), b: c / (1 + th)} | numbers
+        assert sp.cancel(sp.together(characteristic().subs(at).subs(lam, 1 - x) + th * share * x**2)) == 0
+
+
+def test_no_attractive_spring_is_faster_or_more_stable_than_sgd_at_equal_effective_rate() -> None:
+    for _ in range(500):
+        coupling = random_centred(0.0, 5.0)
+        push = RANDOM.uniform(0.001, 3.0)
+        assert radius(step_matrix(coupling, push)[:2, :2]) >= abs(1 - push) - 1e-12
+        assert coupling.max_stable_lr(1.0) <= 2 + 1e-12
+    for _ in range(300):  # BELAY, at its own effective rate
+        k, m1, m2 = RANDOM.uniform((0.01, 0.6, 0.6), (1, 30, 30))
+        spring = Spring(k=k, m1=m1, m2=m2)
+        if spring.kappa1 + spring.kappa2 <= 1:
+            push = RANDOM.uniform(0.001, 3.0)
+            effective = push * spring.effective_lr_scale
+            assert radius(step_matrix(spring.coupling(), push)[:2, :2]) >= abs(1 - effective) - 1e-12
+
+
+def test_over_a_range_of_curvatures_none_beats_the_best_of_sgd_and_a_repulsive_one_does() -> None:
+    low, high = 1.0, 100.0
+    best = (high - low) / (high + low)
+    for _ in range(2000):
+        lr = RANDOM.uniform(0.1, 1.5) * 2 / (low + high)
+        assert random_centred(0.0, 3.0).convergence_rate((low, high), lr) >= best - 1e-12
+    root = math.sqrt(high / low)
+    polyak = (root - 1) / (root + 1)
+    c, lr = 1 - polyak**2, 4 / (math.sqrt(high) + math.sqrt(low)) ** 2  # heavy ball's momentum 1 − c and rate c·η
+    assert centred(-1 + 1e-9, c).convergence_rate((low, high), lr / c) == pytest.approx(polyak, abs=1e-4)
+    assert polyak < best
+
+
+def test_at_theta_minus_1_the_average_is_heavy_ball() -> None:
+    """w2'' − w2' = (1−c)(w2' − w2) + c·u': momentum 1 − c at the rate c·η, for every loss."""
+    z, w2, u1, u2, c = sp.symbols("z w2 u1 u2 c")
+    z1, w21 = z + u1, w2 + c * (z + u1 - w2)
+    w22 = w21 + c * (z1 + u2 - w21)
+    assert sp.expand((w22 - w21) - (1 - c) * (w21 - w2) - c * u2) == 0  # gradients are taken at w1 = w2
+
+
+# Theorem 4: quadratics -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_the_rate_on_quadratics_is_the_largest_eigenvalue_over_all_curvatures(beta: float) -> None:
+    for _ in range(120):
+        coupling = random_centred(-0.97, 2.0)
+        low = RANDOM.uniform(0.001, 1)
+        high = low * RANDOM.uniform(1, 60)
+        lr = RANDOM.uniform(0.05, 1.2) * min(10.0, coupling.max_stable_lr(high, momentum=beta))
+        between = [radius(step_matrix(coupling, lr * h, beta)) for h in np.geomspace(low, high, 60)]
+        found = coupling.convergence_rate((low, high), lr, momentum=beta)
+        assert found == pytest.approx(max(between), rel=1e-6)
+        assert max(between) == pytest.approx(max(between[0], between[-1]), rel=1e-9)  # the worst is at an end
+
+
+def test_for_a_double_root_the_rate_is_that_of_the_long_run() -> None:
+    """The error after n steps is within a factor of n of rateⁿ."""
+    coupling = centred(-0.25, 0.1)
+    rate = coupling.convergence_rate((1.0, 1.0), 0.5)
+    state = np.array([1.0, 1.0, 0.0])
+    for _ in range(400):
+        state = step_matrix(coupling, 0.5) @ state
+    assert math.log(abs(state[1])) / 400 == pytest.approx(math.log(rate), rel=0.02)
+
+
+# Theorem 5: smooth functions, attractive springs ---------------------------------------------------------------------
+
+
+def test_for_an_attractive_spring_the_step_is_a_symmetric_matrix() -> None:
+    """In s1 = z/√r, s2 = e·√(θ/(r−q)) with e = z − w2: s' = diag(1, 1−c)·s − ηg·v and w1 = v·s."""
+    z, e, g, r, theta, c, eta = sp.symbols("z e g r theta c eta", positive=True)
+    rest = sp.Symbol("rest", positive=True)  # r − q
+    z_new, e_new = z - eta * r * g, (1 - c) * e - eta * rest * g
+    s, new = (sp.Matrix([i / sp.sqrt(r), j * sp.sqrt(theta / rest)]) for i, j in ((z, e), (z_new, e_new)))
+    v = sp.Matrix([sp.sqrt(r), sp.sqrt(theta * rest)])
+    expected = sp.diag(1, 1 - c) * s - eta * g * v
+    assert all(sp.simplify(term) == 0 for term in new - expected)
+    assert sp.simplify(v.dot(s) - (z + theta * e)) == 0
+
+
+def test_the_centre_and_the_difference_move_as_the_proof_says() -> None:
+    w1, w2, u = sp.symbols("w1 w2 u")
+    r, c = (b * p + a * q) / (a + b), a + b
+    z, z_new = ((b * i + a * j) / c for i, j in ((w1, w2), (w1 + a * (w2 - w1) + p * u, w2 + b * (w1 - w2) + q * u)))
+    w2_new = w2 + b * (w1 - w2) + q * u
+    assert sp.cancel(sp.together(z_new - z - r * u)) == 0
+    assert sp.cancel(sp.together((z_new - w2_new) - (1 - c) * (z - w2) - (r - q) * u)) == 0
+    assert sp.cancel(sp.together(w1 - z - a / b * (z - w2))) == 0
+
+
+def test_for_belay_the_lyapunov_function_is_the_moment_of_inertia() -> None:
+    m1, m2, w1, w2 = sp.symbols("m1 m2 w1 w2", positive=True)
+    z = (m1 * w1 + m2 * w2) / (m1 + m2)
+    inertia = (m1 * w1**2 + m2 * w2**2) / (m1 + m2)
+    assert sp.cancel(sp.together(z**2 + m2 / m1 * (z - w2) ** 2 - inertia)) == 0  # q = 0: both weights are 1/r
+
+
+class Smooth:
+    """A random function with curvatures between two numbers: a quadratic and ridges ½h·x² that bend."""
+
+    def __init__(self, low: float, high: float, size: int = 3) -> None:
+        turn = np.linalg.qr(RANDOM.standard_normal((size, size)))[0]
+        self.base = turn @ np.diag(RANDOM.choice([0.0, 0.0, 0.3, 1.0], size)) @ turn.T
+        self.ridges = np.linalg.qr(RANDOM.standard_normal((size, size)))[0]
+        room = 1 - np.linalg.eigvalsh(self.base).max() if self.base.any() else 1.0
+        self.heights = RANDOM.uniform(0, 1, size) * room
+        self.scales = 10 ** RANDOM.uniform(-1, 1, size)
+        self.shifts = RANDOM.standard_normal(size)  # a kink away from the minimum, at which the slope is 0
+        self.low, self.high = low, high
+
+    def gradient(self, w: Array) -> Array:
+        """Return the gradient; its minimum is the origin, and its curvature is low at least and high at most."""
+        along = self.ridges.T @ w
+        bend = (np.tanh(self.scales * along - self.shifts) + np.tanh(self.shifts)) / self.scales  # slopes in (0, 1)
+        own = self.base @ w + self.ridges @ (self.heights * bend)
+        return self.low * w + (self.high - self.low) * own
+
+
+def run(coupling: Coupling, gradient: Callable[[Array], Array], lr: float, steps: int, start: Array) -> list[Array]:
+    """Return (w1, w2) of every step."""
+    w1, w2 = start.copy(), start + RANDOM.standard_normal(start.shape)
+    seen = [np.stack([w1, w2])]
+    for _ in range(steps):
+        u = -lr * gradient(w1)
+        w1, w2 = w1 + coupling.a * (w2 - w1) + coupling.p * u, w2 + coupling.b * (w1 - w2) + coupling.q * u
+        seen.append(np.stack([w1, w2]))
+    return seen
+
+
+def lyapunov(coupling: Coupling, w: Array) -> float:
+    """V = ‖z‖²/r + θ‖z − w2‖²/(r − q)."""
+    z = (coupling.b * w[0] + coupling.a * w[1]) / coupling.rate
+    r = coupling.effective_lr_scale
+    return float((z**2).sum() / r + coupling.theta * ((z - w[1]) ** 2).sum() / (r - coupling.q))
+
+
+def test_on_random_functions_the_moment_of_inertia_shrinks_by_the_rate_of_quadratics() -> None:
+    closest = 0.0
+    for _ in range(150):
+        low, high = 1.0, RANDOM.uniform(1.5, 50)
+        if RANDOM.integers(2):
+            k, m1, m2 = RANDOM.uniform((0.01, 1, 1), (1, 30, 30))
+            coupling = Spring(k=k, m1=m1, m2=m2).coupling()
+        else:
+            coupling = random_centred(0.01, 2.0)
+        lr = RANDOM.uniform(0.1, 0.95) * coupling.max_stable_lr(high)
+        bound = coupling.convergence_bound((low, high), lr)
+        assert bound == coupling.convergence_rate((low, high), lr) < 1
+        values = [lyapunov(coupling, w) for w in run(coupling, Smooth(low, high).gradient, lr, 40, 10 * np.ones(3))]
+        ratios = [new / old for old, new in itertools.pairwise(values) if old > 1e-200]
+        assert max(ratios) <= bound**2 * (1 + 1e-9)
+        closest = max(closest, max(ratios) / bound**2)
+    assert closest > 0.99  # the bound is reached
+
+
+def test_with_noise_the_moment_of_inertia_stays_below_its_bound() -> None:
+    """E V' ≤ ρ²·V + η²σ²(r + θ(r−q)): on quadratics the stationary V, which is exact, stays below."""
+    for _ in range(100):
+        coupling, h = random_centred(0.01, 2.0), RANDOM.uniform(0.2, 3)
+        lr = RANDOM.uniform(0.05, 0.95) * coupling.max_stable_lr(h)
+        rate, r = coupling.convergence_rate((h, h), lr), coupling.effective_lr_scale
+        bound = lr**2 * (r + coupling.theta * (r - coupling.q)) / (1 - rate**2)
+        state = np.zeros((2, 2))
+        m, noise = step_matrix(coupling, lr * h)[:2, :2], lr * np.array([coupling.p, coupling.q])
+        state = np.linalg.solve(np.eye(4) - np.kron(m, m), np.outer(noise, noise).ravel()).reshape(2, 2)
+        z, e = np.array([coupling.b, coupling.a]) / coupling.rate, np.array([coupling.b, -coupling.b]) / coupling.rate
+        value = z @ state @ z / r + coupling.theta * (e @ state @ e) / (r - coupling.q)
+        assert value <= bound * (1 + 1e-9)
+
+
+# Theorem 6: smooth functions, every coupling -------------------------------------------------------------------------
+
+
+def certificate(coupling: Coupling, low: float, high: float, beta: float, rho: float) -> Array:
+    """Return P of V = sᵀPs, s = (w1, w2, m), from a factor of the circle criterion (Kalman, Yakubovich, Popov).
+
+    On |λ| = ρ, Re χ_L·conj χ_μ = |κ|² with a polynomial κ. Then P is the sum of the squares of an output of the step
+    at the least curvature, which makes κ; the inequality of V is the square that is left.
+    """
+    n = 3 if beta else 2
+    m = step_matrix(coupling, low, beta)[:n, :n]
+    away = step_matrix(coupling, low + 1.0, beta)[:n, :n] - m  # what one unit of curvature more adds: −B·Cᵀ
+    gain = away[:, 0]  # the state moves by gain·v for v = (x − ημ)·w1
+    chi_low, chi_high = (np.array(polynomial(coupling, push, beta)) for push in (low, high))
+    scale = rho ** -np.arange(n + 1)  # λ = ρ·ζ, so that the circle is |ζ| = 1
+    f, g = chi_low * scale, chi_high * scale
+    product = (np.convolve(f, g[::-1]) + np.convolve(g, f[::-1])) / 2  # of ζⁿ·Re f·conj g, symmetric
+    inside = np.sort_complex(np.roots(product))
+    inside = inside[np.argsort(np.abs(inside))][:n]
+    kappa = np.real(np.poly(inside))
+    kappa *= math.sqrt(max(product[n], 0.0) / (kappa @ kappa)) if kappa @ kappa else 0.0
+    kappa = kappa / scale  # back to λ
+    # an output k·s + d·v of the step has κ/χ_μ as its response: match the coefficients
+    columns, power = [], np.eye(n)
+    for i in range(n):  # adj(λ − m)·gain = Σ λ^(n−1−i)·columns[i]
+        columns.append(power @ gain)
+        power = m @ power + chi_low[i + 1] * np.eye(n)
+    d = kappa[0]
+    k = np.linalg.lstsq(np.array(columns), kappa[1:] - d * chi_low[1:], rcond=None)[0]
+    lhs = np.eye(n * n) * rho**2 - np.kron(m.T, m.T)
+    return np.linalg.solve(lhs, np.outer(k, k).ravel()).reshape(n, n)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_if_the_circle_criterion_holds_a_quadratic_function_shrinks_on_random_functions(beta: float) -> None:
+    proved = 0
+    for _ in range(100):
+        coupling = random_centred(-0.9, 0.5)
+        low, high = 1.0, RANDOM.uniform(1.2, 20)
+        lr = 10 ** RANDOM.uniform(-2, 0) * min(2 / high, coupling.max_stable_lr(high, momentum=beta))
+        bound = coupling.convergence_bound((low, high), lr, momentum=beta)
+        assert bound >= coupling.convergence_rate((low, high), lr, momentum=beta) - 1e-9
+        if bound == math.inf:
+            continue
+        rho = min(1.0, bound * (1 + 1e-3))  # a little room, so that P is positive
+        shape = certificate(coupling, lr * low, lr * high, beta, rho)
+        eigenvalues = np.linalg.eigvalsh(shape)
+        assert eigenvalues[0] > -1e-9 * eigenvalues[-1]
+        n = len(shape)
+        state = np.zeros((n, 3))
+        state[:2] = RANDOM.standard_normal((2, 3)) * 10
+        smooth = Smooth(low, high)
+        value = np.einsum("id,ij,jd->", state, shape, state)
+        for _ in range(40):
+            mean = (1 - beta) * lr * smooth.gradient(state[0]) + (beta * state[2] if beta else 0.0)
+            w1 = state[0] + coupling.a * (state[1] - state[0]) - coupling.p * mean
+            w2 = state[1] + coupling.b * (state[0] - state[1]) - coupling.q * mean
+            state = np.stack([w1, w2, mean][:n])
+            new = np.einsum("id,ij,jd->", state, shape, state)
+            assert new <= rho**2 * value * (1 + 1e-6) + 1e-12 * eigenvalues[-1] * (state**2).sum()
+            value = new
+            if np.abs(state).max() < 1e-3:  # the function's own rounding, at the minimum, is 1e-16
+                break
+        proved += 1
+    assert proved > 30
+
+
+def test_the_circle_criterion_proves_no_less_than_the_symmetric_matrix() -> None:
+    """For attractive springs both apply, and they agree."""
+    for _ in range(150):
+        coupling, high = random_centred(0.01, 2.0), RANDOM.uniform(1.5, 50)
+        lr = RANDOM.uniform(0.1, 0.95) * coupling.max_stable_lr(high)
+        rate = coupling.convergence_rate((1.0, high), lr)
+        low, top = (polynomial(coupling, lr * h) for h in (1.0, high))
+        assert is_certified(low, top, rate * (1 + 1e-7))
+        assert not is_certified(low, top, rate * (1 - 1e-3))
+
+
+def test_the_least_value_on_the_circle_is_found() -> None:
+    angles = np.linspace(0, np.pi, 2001)
+    for _ in range(200):
+        coupling, beta = random_centred(-0.9, 1.0), RANDOM.choice([0.0, 0.6])
+        low, high = (np.array(polynomial(coupling, push, beta)) for push in RANDOM.uniform(0.01, 2, 2))
+        rho = RANDOM.uniform(0.8, 1)
+        if radius(np.polynomial.polynomial.polycompanion(low[::-1])) > rho:
+            assert not is_certified(low.tolist(), high.tolist(), rho)
+            continue
+        at = rho * np.exp(1j * angles)
+        least = (np.polyval(low, at) * np.polyval(high, at).conj()).real.min()
+        if abs(least) > 1e-5:
+            assert is_certified(low.tolist(), high.tolist(), rho) is bool(least > 0)
+
+
+def test_a_spring_that_repels_much_is_not_proved_although_it_converges_on_quadratics() -> None:
+    heavy = centred(-0.95, 0.05)
+    assert heavy.convergence_rate((1.0, 100.0), 0.005) < 1
+    assert heavy.convergence_bound((1.0, 100.0), 0.005) == math.inf
+    unstable = centred(1.0, 0.1)
+    assert unstable.convergence_bound((1.0, 10.0), 0.3) == math.inf
+    assert unstable.convergence_rate((1.0, 10.0), 0.3) > 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"curvatures": (2.0, 1.0)}, r"^curvatures=\(2.0, 1.0\) are in the wrong order; give the least first"),
+        ({"curvatures": (0.0, 1.0)}, "^curvatures=0.0 .* needs curvatures > 0"),
+        ({"curvatures": (1.0,)}, r"^curvatures=\(1.0,\) are not two"),
+        ({"lr": 0.0}, "^lr=0.0 "),
+        ({"momentum": 1.5}, "^momentum=1.5 "),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["convergence_rate", "convergence_bound"])
+def test_refused(name: str, bad: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(centred(0.0, 0.1), name)(**{"curvatures": (1.0, 2.0), "lr": 0.1} | bad)
