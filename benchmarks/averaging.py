@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,10 @@ def scaling(device: str, repeats: int) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     found = {"torch": torch.__version__, "python": platform.python_version(), "torchbelay": tb.__version__}
-    for package in ("triton", "timm", "ema_pytorch", "torch_ema", "diffusers", "torchvision"):
+    for package in ("triton", "timm", "ema-pytorch", "torch-ema", "diffusers", "torchvision"):
         try:
-            found[package] = str(getattr(__import__(package), "__version__", "no version said"))
-        except ImportError:
+            found[package] = version(package)
+        except PackageNotFoundError:
             found[package] = "not there"
     return found
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,6 +51,24 @@ def _belay_candidate(
     return found
 
 
+def timm_class() -> Any:
+    """timm's ModelEmaV3; its file alone if timm cannot be imported, as without torchvision."""
+    try:
+        from timm.utils import ModelEmaV3
+    except ImportError:
+        found = find_spec("timm")
+        if found is None or found.origin is None:
+            raise
+        path = Path(found.origin).parent / "utils" / "model_ema.py"
+        spec = spec_from_file_location("timm_model_ema", path)
+        if spec is None or spec.loader is None:
+            raise
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.ModelEmaV3
+    return ModelEmaV3
+
+
 # Whole steps: AdamW(fused=True), then the average
 
 
@@ -68,6 +88,18 @@ def step_torch_ema(model: nn.ParameterList) -> Candidate:
         averaged.update_parameters(model)
 
     return Candidate("torch AdamW, then AveragedModel (EMA)", model, run, list(averaged.parameters()), EMA.coupling())
+
+
+def step_timm(model: nn.ParameterList) -> Candidate:
+    optimizer, ema = adamw(model), timm_class()(model, decay=DECAY)
+
+    def run() -> None:
+        optimizer.step()
+        ema.update(model)
+
+    return Candidate(
+        "torch AdamW, then timm ModelEmaV3", model, run, list(ema.module.parameters()), EMA.coupling(), 0, [ema]
+    )
 
 
 def step_naive(model: nn.ParameterList) -> Candidate:
@@ -94,6 +126,16 @@ def step_belay(name: str, method: tb.Spring, kind: Any, nbytes: int = 0, **optio
     return make
 
 
+def step_24_bits(model: nn.ParameterList) -> Candidate:
+    """Its averages are no tensors that could be compared; the weights are."""
+    if "bits" not in tb.options.Options.__dataclass_fields__:
+        raise ImportError("this version has no 24-bit averages")
+    optimizer = adamw(model, optim.AdamW)
+    belay = tb.Belay(model, optimizer, EMA, bits=24)
+    name = "torchbelay AdamW with EMA of 24 bits, one pass"
+    return Candidate(name, model, optimizer.step, [], EMA.coupling(), 34, [belay])
+
+
 STEPS: list[Make] = [
     alone,
     step_torch_ema,
@@ -103,6 +145,17 @@ STEPS: list[Make] = [
     step_belay("torchbelay AdamW with EMA, one pass", EMA, optim.AdamW, 36),
     step_belay("torchbelay AdamW with BELAY, one pass", SPRING, optim.AdamW, 36),
     step_belay("torchbelay AdamW with EMA of 24 bits, one pass", EMA, optim.AdamW, 34, bits=24),
+]
+
+
+# What most users choose between: an EMA beside AdamW
+CHOICES: list[Make] = [
+    alone,
+    step_torch_ema,
+    step_timm,
+    step_belay("torch AdamW, torchbelay EMA", EMA, torch.optim.AdamW),
+    step_belay("torchbelay AdamW with EMA, one pass", EMA, optim.AdamW, 36),
+    step_24_bits,
 ]
 
 
@@ -124,9 +177,7 @@ def torch_ema(model: nn.ParameterList) -> Candidate:
 
 
 def timm_ema(model: nn.ParameterList) -> Candidate:
-    from timm.utils import ModelEmaV3
-
-    ema = ModelEmaV3(model, decay=DECAY)
+    ema = timm_class()(model, decay=DECAY)
     return Candidate(
         "timm ModelEmaV3", model, lambda: ema.update(model), list(ema.module.parameters()), EMA.coupling(), 12
     )

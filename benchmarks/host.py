@@ -4,8 +4,10 @@
     python benchmarks/host.py --beside /path/to/other/src  # and another version of the package, in turns with it
 
 Tensors are tiny, so that the arithmetic hardly counts. On a GPU the device is idle before each step, and the time ends
-when the call returns. For torch's own optimizer the time is that of Belay's two hooks alone; for torchbelay's, which
-takes the averages along, it is that of the whole step. Medians in milliseconds; compare them within one run only.
+when the call returns. Without a GPU the kernels' host part is timed too, on tensors of the CPU and in processor time:
+everything is done but the launches themselves. For torch's own optimizer the time is that of Belay's two hooks alone;
+for torchbelay's, which takes the averages along, it is that of the whole step. Medians in milliseconds; compare them
+within one run only.
 
 The same code in two processes may differ by a third, by where its memory and its core happen to be. So every round
 starts fresh processes, and all of them run on one core, in turns.
@@ -21,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-COUNTS = (300, 2_000)
+COUNTS = (510, 2_000)
 STEPS, WARM = 30, 10
 TURNS = 2  # of each version in a round
 
@@ -29,34 +31,40 @@ TURNS = 2  # of each version in a round
 class Timed:
     """A step that is ready to be taken, and how long the host took for it."""
 
-    def __init__(self, count: int, optimizer: str, method: Any) -> None:
+    def __init__(self, count: int, optimizer: str, method: Any, impl: str = "auto") -> None:
         import torch
 
         import torchbelay as tb
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._now = time.perf_counter if device == "cuda" else time.thread_time  # which other programs hardly disturb
         self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(32, device=device)) for _ in range(count)])
-        for p in self.model:
-            p.grad = torch.randn_like(p)
         kind = torch.optim.AdamW if optimizer == "torch" else tb.optim.AdamW
         self.optimizer = kind(self.model.parameters(), lr=1e-3, fused=True)
         self.only_hooks = optimizer == "torch" and method is not None
         self.stamps: list[float] = []  # before and after Belay's first hook, before and after its second
         self._stamp_hooks()
-        self.belay = None if method is None else tb.Belay(self.model, self.optimizer, method)
+        self.belay = None if method is None else tb.Belay(self.model, self.optimizer, method, impl=impl)
         self._stamp_hooks()
 
     def _stamp_hooks(self) -> None:
         """Hooks run in the order in which they were registered."""
-        self.optimizer.register_step_pre_hook(lambda *_: self.stamps.append(time.perf_counter()))
-        self.optimizer.register_step_post_hook(lambda *_: self.stamps.append(time.perf_counter()))
+        self.optimizer.register_step_pre_hook(lambda *_: self.stamps.append(self._now()))
+        self.optimizer.register_step_post_hook(lambda *_: self.stamps.append(self._now()))
+
+    def new_gradients(self) -> None:
+        """Allocate gradients anew, as a backward pass does."""
+        import torch
+
+        for p in self.model:
+            p.grad = torch.zeros_like(p)
 
     def step(self) -> float:
         """Take a step, and return milliseconds."""
         self.stamps.clear()
-        begin = time.perf_counter()
+        begin = self._now()
         self.optimizer.step()
-        whole = time.perf_counter() - begin
+        whole = self._now() - begin
         first, second, third, fourth = self.stamps
         return 1e3 * (second - first + fourth - third if self.only_hooks else whole)
 
@@ -69,10 +77,21 @@ def cases(count: int) -> dict[str, Timed]:
 
     methods = {"EMA": tb.Spring.ema(decay=0.999), "BELAY": tb.Spring(k=1.0, m1=2000.0, m2=500.0)}
     found = {"torch AdamW, the whole step, no average": Timed(count, "torch", None)}
-    found |= {f"torch AdamW, Belay's hooks, {name}": Timed(count, "torch", method) for name, method in methods.items()}
-    if torch.cuda.is_available():
-        found |= {f"torchbelay AdamW, the whole step, {name}": Timed(count, "ours", m) for name, m in methods.items()}
+    on_gpu = torch.cuda.is_available()
+    for impl in ("triton",) if on_gpu else ("foreach", "triton"):
+        how = "" if on_gpu else ", foreach" if impl == "foreach" else ", no launches"
+        for name, method in methods.items():
+            found[f"torch AdamW, Belay's hooks, {name}{how}"] = Timed(count, "torch", method, impl)
+            if impl == "triton":
+                found[f"torchbelay AdamW, the whole step, {name}{how}"] = Timed(count, "ours", method, impl)
     return found
+
+
+def leave_launches_out() -> None:
+    """Let kernels be launched by nothing at all."""
+    from torchbelay.ops.triton import launch
+
+    launch.launch = lambda *args: None
 
 
 def work() -> None:
@@ -82,6 +101,8 @@ def work() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    if not torch.cuda.is_available():
+        leave_launches_out()
     torch.set_num_threads(1)
     steps = {count: cases(count) for count in COUNTS}
     for _ in sys.stdin:
@@ -90,10 +111,17 @@ def work() -> None:
             for name, timed in each.items():
                 times = []
                 for _ in range(WARM + STEPS):
+                    timed.new_gradients()
                     wait()
                     times.append(timed.step())
                 found[f"{name}, {count:,} tensors"] = times[WARM:]
         print(json.dumps(found), flush=True)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 class Worker:
@@ -101,6 +129,8 @@ class Worker:
 
     def __init__(self, source: Path | None) -> None:
         environment = os.environ | ({} if source is None else {"PYTHONPATH": str(source.resolve())})
+        if not has_gpu():
+            environment["TRITON_INTERPRET"] = "1"  # so that the backend for GPUs takes tensors of the CPU
         line = [sys.executable, __file__, "--work"]
         self._process = subprocess.Popen(
             line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

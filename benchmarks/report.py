@@ -1,7 +1,7 @@
 """Write the measured tables and the figure: `python benchmarks/report.py` renews them in README.md and docs/.
 
-The numbers come from one result file, `RESULT`. A document marks each generated part with `<!-- from NAME -->` and
-`<!-- end -->`; `tables` has the parts by name. A test compares the documents with `tables`.
+The numbers come from `RESULT` and the other files beside it. A document marks each generated part with
+`<!-- from NAME -->` and `<!-- end -->`; `tables` has the parts by name. A test compares the documents with `tables`.
 """
 
 import argparse
@@ -19,9 +19,13 @@ ALONE, BELAY = "torch AdamW(fused=True), no average", "torchbelay AdamW with BEL
 EMA, COUPLING = "torchbelay EMA", "torchbelay BELAY, follow after"
 MODELS = {
     "gpt": "1.1B in 121",
+    "medium": "355M in 292 (GPT-2 medium)",
     "unet": "61M in 510",
     "small": "16.5M in 2,000",
     "vit": "ViT-B/16, 87M in 152",
+    "few": "10M in 10",
+    "laptop": "10M in 200",
+    "many": "1M in 2,000",
 }
 # The rows and columns of README's small table; docs/performance.md has all of them.
 COST_MODELS = ("gpt", "unet", "small")
@@ -59,13 +63,12 @@ def fastest_peer(result: dict[str, Any], model: str, kind: str) -> float:
     return min(ms(result, model, "average", name, kind) for name in result["models"][model]["average"] if is_peer(name))
 
 
-def times(
-    result: dict[str, Any], part: str, kind: str, rows: Sequence[str] = (), models: Collection[str] = MODELS
-) -> str:
+def times(result: dict[str, Any], part: str, kind: str, rows: Sequence[str] = (), models: Collection[str] = ()) -> str:
     """Return a table of one kind of time: one row per candidate, one column per model.
 
     `rows` names the candidates; without it the table has all.
     """
+    models = models or [model for model in MODELS if model in result["models"]]
     names = rows or list(dict.fromkeys(name for model in models for name in result["models"][model][part]))
     lines = [f"| ms | {' | '.join(MODELS[model] for model in models)} |", "|---|" + "---|" * len(models)]
     for name in names:
@@ -73,8 +76,67 @@ def times(
         for model in models:
             row = result["models"][model][part].get(name)
             cells.append("–" if row is None else f"{row[kind]['median']:.3g}")
-        bold = "**" if name.startswith("torchbelay") and "foreach" not in name else ""
-        lines.append(f"| {bold}{name}{bold} | {' | '.join(cells)} |")
+        lines.append(f"| {emphasised(name)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def emphasised(name: str) -> str:
+    """Return the name of a candidate; in bold if it is ours and not only its slower way."""
+    return f"**{name}**" if name.startswith("torchbelay") and "foreach" not in name else name
+
+
+def recorded(name: str) -> dict[str, Any] | None:
+    """Return a result file beside `RESULT`; None if there is none yet."""
+    path = RESULT.parent / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None  # type: ignore[no-any-return]
+
+
+def place(result: dict[str, Any], *packages: str) -> str:
+    """Return where and when a result was measured."""
+    found = [f"{package} {result['versions'][package]}" for package in packages]
+    return ", ".join([result["device"], result["date"], *found])
+
+
+def choices(result: dict[str, Any]) -> str:
+    """Return the table of whole steps: from idle and, after a slash, the device alone."""
+    models = [model for model in MODELS if model in result["models"]]
+    lines = [f"| ms | {' | '.join(MODELS[model] for model in models)} |", "|---|" + "---|" * len(models)]
+    for name in dict.fromkeys(name for model in models for name in result["models"][model]["step"]):
+        cells = []
+        for model in models:
+            row = result["models"][model]["step"].get(name)
+            cells.append("–" if row is None else f"{row['wall']['median']:.3g} / {row['device']['median']:.3g}")
+        lines.append(f"| {emphasised(name)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{place(result, 'torch', 'triton', 'timm')}; medians of {result['repeats']}."])
+
+
+def whole_step(result: dict[str, Any]) -> str:
+    """Return the table of training steps of GPT-2 small, as ratios to the step without an average."""
+    modes, memory = result["modes"], result["memory"]
+    lines = ["| ratio to the step without an average | by calls | as a CUDA graph | memory |", "|---|---|---|---|"]
+    base = next(iter(memory.values()))
+    for name in modes["calls"]:
+        cells = [
+            f"{row['ratio']:.3f} ({row['low']:.3f} – {row['high']:.3f})" for row in (m[name] for m in modes.values())
+        ]
+        lines.append(f"| {emphasised(name)} | {' | '.join(cells)} | {memory[name] / base:.3f} |")
+    ms = " and ".join(f"{next(iter(mode.values()))['ms']:.2f} ms {how}" for how, mode in
+                      zip(("by calls", "as a graph"), modes.values(), strict=True))  # fmt: skip
+    return "\n".join([
+        *lines, "",
+        f"{place(result, 'torch', 'triton', 'timm')}; medians and quartiles. Without an average a step takes {ms}, and "
+        f"{base / 2**30:.2f} GiB at its peak.",
+    ])  # fmt: skip
+
+
+def ratios(result: dict[str, Any], part: str) -> str:
+    """Return the table of processor time on a CPU, each candidate divided by the first one."""
+    models = [model for model in MODELS if model in result["models"]]
+    lines = [f"| ratio | {' | '.join(MODELS[model] for model in models)} |", "|---|" + "---|" * len(models)]
+    for name in result["models"][models[0]][part]:
+        rows = [result["models"][model][part][name] for model in models]
+        cells = [f"{row['ratio']:.2f} ({row['low']:.2f} – {row['high']:.2f})" for row in rows]
+        lines.append(f"| {emphasised(name.removesuffix(', one pass'))} | {' | '.join(cells)} |")  # kernels have that
     return "\n".join(lines)
 
 
@@ -142,7 +204,21 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
         "averages-device": times(result, "average", "device"),
         "bars": bars(result),
         "run": run,
+    } | more_tables()
+
+
+def more_tables() -> dict[str, str]:
+    """Return the parts that have result files of their own, by name."""
+    steps, whole, cpu = map(recorded, ("steps", "whole_step", "cpu"))
+    found = {
+        "choices": "No run is recorded yet." if steps is None else choices(steps),
+        "whole-step": "No run is recorded yet." if whole is None else whole_step(whole),
     }
+    if cpu is not None:
+        packages = ("torch", "timm", "ema-pytorch", "torch-ema", "diffusers")
+        run = f"{place(cpu, *packages)}; medians and quartiles of {cpu['rounds']} rounds."
+        found |= {"cpu-averages": ratios(cpu, "average"), "cpu-steps": ratios(cpu, "step"), "cpu-run": run}
+    return found
 
 
 def filled(text: str, parts: dict[str, str]) -> str:

@@ -12,6 +12,13 @@ def gpt() -> Shapes:
     return [(50304, d), *layer * 20]
 
 
+def medium() -> Shapes:
+    """355M weights in 292 tensors: GPT-2 medium."""
+    d = 1024
+    layer = [(d,), (d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d,), (d,), (d, 4 * d), (4 * d,), (4 * d, d), (d,)]
+    return [(50257, d), (1024, d), *layer * 24, (d,), (d,)]
+
+
 def unet() -> Shapes:
     """61M weights in 510 tensors: 170 convolutions, each with a bias and a norm."""
     return [(200, 200, 3, 3), (200,), (200,)] * 170
@@ -34,7 +41,26 @@ def laptop() -> Shapes:
     return [(50_000,)] * 200
 
 
-MODELS: dict[str, Callable[[], Shapes]] = {"gpt": gpt, "unet": unet, "small": small, "vit": vit, "laptop": laptop}
+def few() -> Shapes:
+    """10M weights in 10 tensors, for a CPU: arithmetic alone."""
+    return [(1000, 1000)] * 10
+
+
+def many() -> Shapes:
+    """1M weights in 2,000 tensors, for a CPU: Python alone."""
+    return [(500,)] * 2000
+
+
+MODELS: dict[str, Callable[[], Shapes]] = {
+    "gpt": gpt,
+    "medium": medium,
+    "unet": unet,
+    "small": small,
+    "vit": vit,
+    "laptop": laptop,
+    "few": few,
+    "many": many,
+}
 
 
 def capped(shapes: Shapes, most: int = 1500) -> Shapes:

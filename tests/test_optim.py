@@ -653,3 +653,25 @@ def test_impl_says_what_it_needs(monkeypatch) -> None:
         tb.Belay(model, optimizer, EMA, impl="triton")
     assert "impl='foreach'" in repr(tb.Belay(model, optimizer, EMA))
     assert not optimizer.state
+
+
+def test_a_gradient_is_compared_with_its_own_weights_whichever_others_have_none() -> None:
+    """Two weights of one shape, laid out in two ways, of which only one has a gradient at each later step."""
+
+    def trained(kind: Any, impl: str, **settings: Any) -> list[Tensor]:
+        drawn = torch.Generator().manual_seed(0)
+        plain = torch.randn(4, 4, generator=drawn).to(WHERE)
+        model = nn.ParameterList([nn.Parameter(plain.t().contiguous().t()), nn.Parameter(plain.clone())])
+        optimizer = kind(model.parameters(), lr=0.02, **settings)
+        belay = tb.Belay(model, optimizer, EMA, impl=impl)
+        for step in range(4):
+            for i, p in enumerate(model):
+                gradient = torch.randn(4, 4, generator=drawn).to(WHERE)
+                missing = (step, i) in ((2, 1), (3, 0))
+                p.grad = None if missing else gradient.t().contiguous().t() if i == 0 or step == 3 else gradient
+            optimizer.step()
+        return [*map(Tensor.detach, model), *belay.average_state_dict().values()]
+
+    mine = trained(optim.AdamW, "triton", fused=True)
+    for x, y in zip(mine, trained(torch.optim.AdamW, "reference", foreach=False), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ from torchbelay.lab.score.models.edm import EDM
 from torchbelay.lab.score.models.ncsn import NCSN
 from torchbelay.lab.score.models.noise_levels import Levels
 from torchbelay.lab.score.models.unet import UNetShape
-from torchbelay.lab.score.studies import Group, belay, ema, matched
+from torchbelay.lab.score.studies import Group, belay, equal, matched
 from torchbelay.lab.score.training.presets import Preset
 from torchbelay.physics.spring import Spring
 
@@ -35,7 +35,7 @@ def squares(shape: tuple[int, int, int], *, train: int = 24, test: int = 8) -> I
 
 STUDY_SPRING = Spring(k=1.0, m1=20.0, m2=5.0)
 STUDY_MODEL = NCSN(features=4, levels=Levels(1.0, 0.1, 3, 1, 1e-3))
-STUDY_ARMS: tuple[Arm, ...] = (ema(STUDY_SPRING.matched_ema().decay), matched(STUDY_SPRING), belay(STUDY_SPRING))
+STUDY_ARMS: tuple[Arm, ...] = (equal(STUDY_SPRING), matched(STUDY_SPRING), belay(STUDY_SPRING))
 
 
 def study_images() -> Images:

@@ -8,7 +8,7 @@ import torch
 from helpers.captions import check_brevity, full_text
 from torchbelay.lab import overhead
 from torchbelay.lab.arms import BELAY, EMA, PLAIN
-from torchbelay.lab.overhead import ARMS, NETWORKS, TORCH, cost
+from torchbelay.lab.overhead import ARMS, NETWORKS, TORCH, VELOCITIES, cost
 from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.records import without_times
 from torchbelay.lab.report import style
@@ -29,6 +29,7 @@ def test_bytes_per_weight(records: list[Record], network: str) -> None:
     assert stay[EMA] == stay[BELAY]
     assert stay[BELAY] - stay[PLAIN] == pytest.approx(4, abs=1e-9)
     assert stay[TORCH] - stay[EMA] == pytest.approx(0, abs=1e-3)
+    assert stay[VELOCITIES] - stay[BELAY] == pytest.approx(8, abs=1e-9)  # a velocity for each of the two masses
 
 
 @pytest.mark.parametrize("network", [network.name for network in NETWORKS])

@@ -10,9 +10,12 @@ from torchbelay.lab.statistics import (
     MARGIN,
     Range,
     _equivalence_p,
-    fisher,
+    difference_interval,
+    exceeds,
     fit_power,
+    mcnemar,
     ratio,
+    share_interval,
     t_quantile,
     working_range,
 )
@@ -80,15 +83,58 @@ def test_the_p_of_equivalence_is_a_finite_sum(df: int, t: float) -> None:
     assert _equivalence_p(0.0, math.log(MARGIN) / t, df, MARGIN) == pytest.approx(1 - below, rel=1e-11)
 
 
-# Fisher's test --------------------------------------------------------------------------------------------------------
+# Lost seeds -----------------------------------------------------------------------------------------------------------
 
 
-@given(st.data())
-def test_fishers_p_is_the_share_of_the_ways_to_choose(data: st.DataObject) -> None:
-    n, m = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
-    a, b = data.draw(st.integers(0, n)), data.draw(st.integers(0, m))
-    ways = sum(math.comb(m, k) * math.comb(n, a + b - k) for k in range(b, min(m, a + b) + 1))
-    assert fisher((a, n), (b, m)) == pytest.approx(ways / math.comb(n + m, a + b), rel=1e-12)
+@given(st.integers(0, 12), st.integers(0, 12))
+def test_mcnemars_p_is_the_share_of_tosses_with_as_many_heads_or_more(one: int, other: int) -> None:
+    ways = sum(math.comb(one + other, heads) for heads in range(other, one + other + 1))
+    assert mcnemar(one, other) == pytest.approx(ways / 2 ** (one + other), rel=1e-12)
+
+
+def test_mcnemars_p_looks_at_pairs_that_differ_only() -> None:
+    assert mcnemar(0, 4) == 1 / 16
+    assert mcnemar(0, 0) == 1.0  # nothing differs
+
+
+# Shares ---------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 400), st.data())
+def test_the_interval_of_a_share_holds_every_share_that_is_not_too_far_off(size: int, data: st.DataObject) -> None:
+    """Wilson's interval: the shares whose distance from the count is at most 1.96 of their own standard deviations."""
+    count = data.draw(st.integers(0, size))
+    low, high = share_interval(count, size)
+    assert 0 <= low <= count / size + 1e-12
+    assert count / size - 1e-12 <= high <= 1
+    for p, end in ((low, 0.0), (high, 1.0)):
+        if abs(p - end) > 1e-9:
+            z = abs(count / size - p) / math.sqrt(p * (1 - p) / size)
+            assert z == pytest.approx(1.959963984540054, rel=1e-6)
+
+
+def test_the_interval_of_a_difference_has_a_known_value() -> None:
+    """Newcombe's own example, 56 of 70 against 48 of 80: 0.0524 to 0.3339."""
+    assert difference_interval((56, 70), (48, 80)) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+
+
+def test_a_bar_inside_an_interval_is_neither_passed_nor_missed() -> None:
+    assert [exceeds((0.8, 0.9), bar) for bar in (0.7, 0.8, 0.85, 0.9, 0.91)] == [True, True, None, None, False]
+
+
+# Noise that all pairs share -------------------------------------------------------------------------------------------
+
+
+def test_noise_that_all_pairs_share_widens_the_interval_and_moves_no_mean() -> None:
+    ones, others = [1.1, 1.2, 1.15], [1.0, 1.05, 1.02]
+    plain, noisy = ratio(ones, others), ratio(ones, others, noise=0.01)
+    assert plain is not None
+    assert noisy is not None
+    assert plain.mean == noisy.mean
+    t = t_quantile(0.975, 2)
+    before, after = (math.log(found.high / found.mean) / t for found in (plain, noisy))
+    assert after**2 == pytest.approx(before**2 + 2 * 0.01**2)
+    assert noisy.p_equal > plain.p_equal or plain.p_equal > 0.5
 
 
 # A fitted power -------------------------------------------------------------------------------------------------------

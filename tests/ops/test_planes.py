@@ -13,7 +13,7 @@ from helpers.backends_under_test import WHERE, Counter, Tensors, f32, normal, st
 from helpers.problems import same
 from helpers.seams import Motion, Swing, choose
 from torchbelay.ops import planes
-from torchbelay.ops.place import Place, key
+from torchbelay.ops.place import Place, name_key
 from torchbelay.physics import methods
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.spring import Spring
@@ -123,8 +123,8 @@ def mixed(x: int) -> int:
 
 def byte(name: str, index: int, step: int) -> int:
     """The definition once more, in whole numbers of Python."""
-    key0 = mixed(mixed(mixed(step & MASK) ^ step >> 32) ^ key(name) & MASK)
-    key1 = mixed((key0 + (key(name) >> 32)) & MASK)
+    key0 = mixed(mixed(mixed(step & MASK) ^ step >> 32) ^ name_key(name) & MASK)
+    key1 = mixed((key0 + (name_key(name) >> 32)) & MASK)
     x = ((index & MASK) ^ key0 ^ mixed(index >> 32)) * 0x7FEB352D & MASK
     x ^= x >> 15
     x = (x + key1) * 0x846CA68B & MASK

@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from signal import NSIG
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 Handlers = dict[int, Callable[[int, FrameType | None], Any]]
 Held = list[tuple[int, FrameType | None]]
+
+_NUMBERS = range(1, NSIG)
+
+
+class _Last:
+    """The handlers as last seen; they seldom change, and each step asks for all 64."""
+
+    found: ClassVar[list[Any]] = []
+    handlers: ClassVar[Handlers] = {}
 
 
 @contextmanager
@@ -34,10 +43,12 @@ def signals_held() -> Iterator[None]:
 
 def _handlers() -> Handlers:
     """Return the Python handlers, by the number of their signal."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         return {}
-    found = {number: _signal.getsignal(number) for number in range(1, NSIG)}
-    return {number: handler for number, handler in found.items() if callable(handler)}
+    found = list(map(_signal.getsignal, _NUMBERS))
+    if found != _Last.found:
+        _Last.found, _Last.handlers = found, {n: handler for n, handler in enumerate(found, 1) if callable(handler)}
+    return _Last.handlers
 
 
 def _restore(handlers: Handlers) -> None:

@@ -13,6 +13,7 @@ from . import company, replicas
 from .agreement import agreement
 from .averages import Averages
 from .clock import Clock
+from .finite import Guard
 from .hooks import StepHooks
 from .options import Options
 from .phantom import is_phantom
@@ -170,7 +171,7 @@ class Stepper:
         if self._options.buffers == "average":
             work.buffers = plan.buffers(step, self._averages.lr, work.memories, rate)
         if fusing is None or not fusing.take_over(work):
-            self.prepare()
+            self._prepare()
 
     def _current_plan(self) -> Plan:
         """Follow what changed since the last step, and return the plan for the averages as they are now."""
@@ -193,6 +194,9 @@ class Stepper:
     @torch.no_grad()
     def prepare(self) -> None:
         """Copy what the coming step will need of the weights from before it."""
+        self._prepare()
+
+    def _prepare(self) -> None:
         state = self._state
         if not isinstance(state, UnderWay) or state.work.prepared is not None:
             return
@@ -204,7 +208,6 @@ class Stepper:
         work = state.work
         work.prepared = self.backend.prepare(work.moves, self._clock, capturing=work.capturing)
 
-    @torch.no_grad()
     def look(self) -> None:
         """Look at the weights that the optimizer has stepped, if asked to: they may not be finite."""
         guard, state, swap = self._averages.guard, self._state, self._member.swap
@@ -216,7 +219,10 @@ class Stepper:
             )
         if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
             return
-        work = state.work
+        self._look_with(guard, state.work)
+
+    @torch.no_grad()
+    def _look_with(self, guard: Guard, work: Work) -> None:
         step = self._clock.count + 1 if guard.raises else None
         try:
             good = guard.look(self._averages.named_weights(), step)

@@ -7,6 +7,7 @@ from torchbelay.physics.spring import Spring
 
 # The name of a method, in records, figures and text alike.
 PLAIN, EMA, MATCHED, BELAY, REPULSIVE = "no averaging", "EMA", "matched EMA", "BELAY", "repulsive spring"
+EQUAL = "equal-memory EMA"  # with BELAY's averaging rate, at the nominal learning rate; not the paper's EMA
 
 PAPER_SPRING = Spring(k=1.0, m1=10.0, m2=20.0)  # the paper's setting in two dimensions
 PAPER_EMA = Spring.ema(decay=0.95)
@@ -64,6 +65,8 @@ class Lane:
 
     arm: Arm
     lr: float
+    eps: float = 1e-8  # Adam's
+    warm_up: int = 0  # steps over which the learning rate grows to its value
 
     @property
     def actual_lr(self) -> float:

@@ -1,4 +1,4 @@
-"""What an average costs: the time of a training step and the bytes per weight, with no average, EMA and BELAY.
+"""What an average costs: time of a training step and bytes per weight, with no average, EMA, BELAY, and velocities.
 
 Times are processor time on one thread, so other programs on the machine hardly matter. Steps of all arms take turns in
 changing order, so a slow moment hits all alike. Every arm has several copies, because a model's place in memory matters
@@ -33,10 +33,12 @@ NAME = "overhead"
 TITLE = "What BELAY costs"
 
 SPRING = Spring(k=1.0, m1=2000.0, m2=500.0)  # the paper's setting for MNIST
+DAMPED = Spring.critical(k=1.0, m1=2000.0, m2=500.0)  # the same masses with non-trivial damping: both keep a velocity
 DECAY = 0.999
 RESAMPLES = 2000  # bootstrap samples of the rounds
-TORCH = "EMA (torch)"
-ARMS = (PLAIN, TORCH, EMA, BELAY)
+TORCH, VELOCITIES = "EMA (torch)", "BELAY (velocities)"
+ARMS = (PLAIN, TORCH, EMA, BELAY, VELOCITIES)
+SPRINGS = {EMA: Spring.ema(decay=DECAY), BELAY: SPRING, VELOCITIES: DAMPED}
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def build_model(network: Network, arm: str, seed: int) -> TimedModel:
 
         averages = averaged.state_dict().values
     elif arm != PLAIN:
-        belay = Belay(model, optimizer, SPRING if arm == BELAY else Spring.ema(decay=DECAY))
+        belay = Belay(model, optimizer, SPRINGS[arm])
         averages = lambda: _tensors(belay.state_dict())  # noqa: E731
     return TimedModel(model, optimizer, images, classes, update, averages)
 
@@ -196,7 +198,7 @@ def median_ratio(times: Tensor, baseline: Tensor, seed: int) -> tuple[float, flo
 
 def _size(settings: Settings) -> tuple[int, int]:
     """Return the copies of every model and the rounds of each; their product is odd, so that a median exists."""
-    return (1, 5) if settings.quick else (3, 21)
+    return (1, 5) if settings.quick else (5, 31)
 
 
 def plan(settings: Settings) -> tuple[int, str]:
@@ -226,7 +228,7 @@ def _costs(network: Network, settings: Settings, tick: Tick) -> Iterator[Record]
             "weights": kept["weights"] // torch.float32.itemsize,
             "batch": network.batch,
             "arm": arm,
-            "method": {BELAY: repr(SPRING), PLAIN: None}.get(arm, f"decay {DECAY}"),
+            "method": repr(SPRINGS[arm]) if arm in (BELAY, VELOCITIES) else None if arm == PLAIN else f"decay {DECAY}",
             "rounds": len(seconds),
             "threads": 1,
             "bytes": kept,
@@ -289,7 +291,7 @@ def _draw_bytes(ax: Axes, records: Sequence[Record]) -> None:
     for part, hue in _PARTS.items():
         ax.barh(0, 0, color=hue, label=part)
     ax.barh(0, 0, label="during the update", **_DURING)
-    ax.set(xlabel="bytes per weight", xlim=(0, 31), yticks=range(len(ARMS)), yticklabels=[""] * len(ARMS))
+    ax.set(xlabel="bytes per weight", xlim=(0, 45), yticks=range(len(ARMS)), yticklabels=[""] * len(ARMS))
     ax.set_title("memory, float32, without activations")
 
 
@@ -298,7 +300,7 @@ def _annotate(ax: Axes, text: str, x: float, y: float) -> None:
 
 
 def _draw(records: Sequence[Record]) -> Figure:
-    fig = style.figure(8.6, 3.6)
+    fig = style.figure(8.6, 4.1)
     left, right = fig.subplots(1, 2)
     _draw_times(left, records)
     _draw_bytes(right, records)
@@ -326,6 +328,8 @@ def draw(records: Sequence[Record]) -> list[Plate]:
         f"network has {convolutional['weights']:,} weights at batch {convolutional['batch']}: much work per weight.",
         f"BELAY ({mlp['method']}) runs through Belay; EMA (decay {DECAY}) runs through torchbelay and through torch's "
         "AveragedModel.",
+        f"With velocities: {cost(records, NETWORKS[0].name, VELOCITIES)['method']}, which is critically damped. Every "
+        "experiment of the paper is without velocities.",
         "Right: bytes per weight of the MLP, counted. BELAY needs the second copy because its average follows the "
         "weights from before the step.",
     )

@@ -20,7 +20,14 @@ from .workers import Failure, Result, work
 
 ALL = "all"
 _RECORD_ERRORS = (LookupError, ValueError, TypeError, StopIteration, ArithmeticError)  # what unusable records raise
-_COLOURS = {Answer.HOLDS: "green", Answer.IN_PART: "yellow", Answer.FAILS: "red", Answer.OPEN: "dim"}
+_COLOURS = {
+    Answer.HOLDS: "green",
+    Answer.IN_PART: "yellow",
+    Answer.FAILS: "red",
+    Answer.UNDECIDED: "cyan",
+    Answer.NOT_REPRODUCED: "cyan",
+    Answer.OPEN: "dim",
+}
 
 
 def reproduce(

@@ -50,8 +50,13 @@ class Ratio:
         return "lower" if self.high < 1 else "higher" if self.low > 1 else "open"
 
 
-def ratio(ones: Sequence[float | None], others: Sequence[float | None], margin: float = MARGIN) -> Ratio | None:
+def ratio(
+    ones: Sequence[float | None], others: Sequence[float | None], margin: float = MARGIN, noise: float = 0.0
+) -> Ratio | None:
     """Compare paired positive numbers. Pairs with a missing number are left out; None if fewer than two are left.
+
+    `noise` is the relative standard deviation of a number that all pairs share, as that of FIDs from the same random
+    numbers: the spread over the pairs does not show it, so it is added to the standard error of both numbers.
 
     >>> found = ratio([1.0, 2.2, 3.0], [1.0, 2.0, 3.1])
     >>> round(found.mean, 3), round(found.low, 2), round(found.high, 2), found.reading
@@ -62,7 +67,7 @@ def ratio(ones: Sequence[float | None], others: Sequence[float | None], margin: 
     if n < 2:
         return None
     mean = math.fsum(logs) / n
-    error = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (n - 1) / n)
+    error = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (n - 1) / n + 2 * noise**2)
     reach = t_quantile((1 + CONFIDENCE) / 2, n - 1) * error
     p_equal = _equivalence_p(mean, error, n - 1, margin)
     return Ratio(n, math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), p_equal, margin)
@@ -76,16 +81,57 @@ def _equivalence_p(mean: float, error: float, df: int, margin: float) -> float:
     return float(stats.t.cdf(-nearest / error, df))
 
 
-def fisher(fewer: tuple[int, int], more: tuple[int, int]) -> float:
-    """Return Fisher's exact one-sided p: how likely chance alone gives the second group its count or a larger one.
+def mcnemar(only_one: int, only_other: int) -> float:
+    """Return McNemar's exact one-sided p for pairs: how likely a fair coin gives `only_other` as often, or more.
 
-    Each group is (count, size).
+    The counts are of the pairs in which only the first, and only the other, lost its run. Pairs that agree say nothing
+    about the difference. Fisher's test would be for runs that share no seed.
 
-    >>> round(fisher((0, 5), (4, 5)) * 210, 9)  # of the 210 ways to choose 4 of 10, 5 choose from the second group only
-    5.0
+    >>> mcnemar(0, 4), mcnemar(0, 5), mcnemar(1, 1)
+    (0.0625, 0.03125, 0.75)
     """
-    (a, n), (b, m) = fewer, more
-    return float(stats.hypergeom.sf(b - 1, n + m, m, a + b))
+    return float(stats.binom.sf(only_other - 1, only_one + only_other, 0.5))
+
+
+def share_interval(count: int, size: int) -> tuple[float, float]:
+    """Return the 95% interval of a share, by Wilson's formula.
+
+    >>> low, high = share_interval(271, 300)
+    >>> round(low, 3), round(high, 3)
+    (0.865, 0.932)
+    """
+    z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
+    share, weight = count / size, z * z / size
+    middle = (share + weight / 2) / (1 + weight)
+    reach = z / (1 + weight) * math.sqrt(share * (1 - share) / size + weight / (4 * size))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def difference_interval(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
+    """Return the 95% interval of the difference of two shares, one − other, by Newcombe's formula.
+
+    Each share is (count, size). If the two are paired and rise together, the interval is too wide, never too narrow.
+
+    >>> low, high = difference_interval((300, 300), (180, 300))
+    >>> round(low, 3), round(high, 3)
+    (0.345, 0.456)
+    """
+    (p, (low, high)), (q, (floor, top)) = ((count / size, share_interval(count, size)) for count, size in (one, other))
+    difference = p - q
+    return (
+        difference - math.hypot(p - low, top - q),
+        difference + math.hypot(high - p, q - floor),
+    )
+
+
+def exceeds(interval: tuple[float, float], bar: float) -> bool | None:
+    """Whether a value is shown to be at least a bar (True) or below it (False); None if the bar is in the interval.
+
+    >>> exceeds((0.97, 0.99), 0.9), exceeds((0.6, 0.7), 0.9), exceeds((0.865, 0.932), 0.9)
+    (True, False, None)
+    """
+    low, high = interval
+    return True if low >= bar else False if high < bar else None
 
 
 def fit_power(x: Sequence[float], y: Sequence[float]) -> float:

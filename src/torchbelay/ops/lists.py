@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import planes
+from .facts import Fact
 from .step import Count, Motion, Move, TensorGroup, Tensors
 from .trade import ListTrade
 
@@ -25,17 +26,17 @@ class ListBackend:
     copies_always: bool = False  # w1 from before the step is needed for every motion
 
     def __init__(self) -> None:
-        self._weights: list[Tensor] = []
-        self._facts: list[Any] = []
+        self.remember([])
 
     def remember(self, groups: Iterable[TensorGroup]) -> None:
         """Remember the devices, dtypes and sizes of the weights; operations on lists take any layout."""
-        self._weights = [w for group in groups for w in group.w1]
-        self._facts = _facts(self._weights)
+        weights = self._weights = [*{id(w): w for group in groups for w in group.w1}.values()]
+        known = _facts(weights)
+        self._are_alike = Fact(lambda tensors: _facts(tensors) == known)
 
     def is_current(self) -> bool:
         """Whether the weights have the devices, dtypes and sizes that were remembered."""
-        return _facts(self._weights) == self._facts
+        return not self._weights or self._are_alike(self._weights)
 
     def follows_schedule(self, group: TensorGroup) -> bool:
         """False: the host knows the numbers."""
@@ -94,5 +95,5 @@ class PreparedLists:
                 self._backend.move(group, motion, copy, keep)
 
 
-def _facts(tensors: list[Tensor]) -> list[Any]:
+def _facts(tensors: Sequence[Tensor]) -> list[Any]:
     return [*map(_dtype, tensors), *map(Tensor.numel, tensors), *map(Tensor.get_device, tensors)]

@@ -65,7 +65,7 @@ class Place:
 
 
 @cache
-def key(name: str) -> int:
+def name_key(name: str) -> int:
     """Return 64 bits that stand for a parameter's name, as an integer with a sign."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import arithmetic
-from .place import Place, key
+from .place import Place, name_key
 from .step import Motion, Piece, Swing, TensorGroup, Tensors
 
 DROPPED = 8  # bits of a float32 that are not kept
@@ -123,7 +123,7 @@ def _about(places: tuple[Place, ...], device: torch.device) -> _About:
     before = [0, *accumulate(sizes)]
     shifts = [place.first - first for place, first in zip(places, before, strict=False)]
     with torch.inference_mode(False):
-        names = torch.tensor([key(place.name) for place in places], dtype=torch.int64, device=device)
+        names = torch.tensor([name_key(place.name) for place in places], dtype=torch.int64, device=device)
         numbers = torch.tensor(sizes, dtype=torch.int64, device=device)
         moved = torch.tensor(shifts, dtype=torch.int32, device=device) if simple else None
     return _About(places, names, numbers, moved, sum(sizes))

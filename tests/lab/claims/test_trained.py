@@ -9,7 +9,6 @@ from torchbelay.lab.claims.trained import (
     compare_on_ring,
     compare_signs,
     count_lost_by_sign,
-    count_working,
     judge_robustness,
 )
 from torchbelay.lab.claims.verdict import Answer
@@ -64,8 +63,9 @@ def ring(belay: Losses, ema: Losses, matched: Losses) -> list[Record]:
         ((6, 4, 4), (FLAT, NARROW, NARROW), Answer.HOLDS),
         ((5, 4, 4), (FLAT, NARROW, NARROW), Answer.IN_PART),  # one step of the grid is not notable
         ((6, 4, 4), (FLAT, NARROW, FLAT), Answer.IN_PART),
-        ((4, 6, 6), (FLAT_BUT_BAD, NARROW, NARROW), Answer.IN_PART),  # flat, but because it is nowhere good
-        ((6, 4, 8), (NARROW, FLAT, FLAT), Answer.IN_PART),
+        ((6, 4, 8), (FLAT_BUT_BAD, NARROW, NARROW), Answer.IN_PART),  # three of six
+        ((4, 6, 6), (FLAT_BUT_BAD, NARROW, NARROW), Answer.FAILS),  # flat, but because it is nowhere good: two of six
+        ((6, 4, 8), (NARROW, FLAT, FLAT), Answer.FAILS),  # one of six
         ((4, 4, 4), (FLAT, FLAT, FLAT), Answer.FAILS),
         ((4, 6, 6), (LOST, NARROW, NARROW), Answer.FAILS),
         ((4, 6, 6), (LOST, LOST, LOST), Answer.FAILS),
@@ -83,7 +83,7 @@ def test_nearly_all_seeds_must_agree(agree: int, kept: bool) -> None:
     for shared in (True, False):
         assert compare_on_ring({"ring": of_ring}, "EMA", shared=shared) == (agree, 0, 10)
     answer = judge_robustness({"robustness": plane(4, 4, 4), "ring": of_ring}).answer
-    assert answer is (Answer.IN_PART if kept else Answer.FAILS)
+    assert answer is (Answer.IN_PART if kept else Answer.UNDECIDED)
 
 
 def test_the_numbers_are_those_of_the_records() -> None:
@@ -106,7 +106,7 @@ def test_the_numbers_are_those_of_the_records() -> None:
 def test_the_summary_says_what_only_its_own_best_loss_shows() -> None:
     rest = {"robustness": plane(4, 4, 4)}
     found = judge_robustness(rest | {"ring": ring(FLAT_BUT_BAD, NARROW, FLAT)})
-    assert found.answer is Answer.IN_PART
+    assert len(found.passed) == 1
     assert found.summary.endswith(
         " By each method's own best loss, it is wider than EMA's for 10 of 10 seeds on the ring."
     )
@@ -153,13 +153,11 @@ def test_a_curve_on_mnist_that_is_flat_because_it_is_bad_is_narrow_by_the_bar_th
     assert compare_on_mnist(records, "EMA", shared=False) == (3, 0, 3)
 
 
-@pytest.mark.parametrize(
-    ("belay", "answer"), [(WIDE, Answer.IN_PART), (MIDDLE, Answer.FAILS)], ids=["wider on MNIST alone", "nowhere"]
-)
-def test_mnist_counts(belay: dict[float, float | None], answer: Answer) -> None:
+@pytest.mark.parametrize(("belay", "passed"), [(WIDE, 4), (MIDDLE, 0)], ids=["wider on MNIST alone", "nowhere"])
+def test_mnist_counts(belay: dict[float, float | None], passed: int) -> None:
     rest = {"robustness": plane(4, 4, 4), "ring": ring(FLAT, FLAT, FLAT)}
     found = judge_robustness(rest | {"mnist": score_records.mnist(belay, MIDDLE, ema=MIDDLE, noise=0.0)})
-    assert found.answer is answer
+    assert (found.answer, len(found.passed), len(found.tests)) == (Answer.FAILS, passed, 10)
     assert f"than EMA's in {3 if belay is WIDE else 0} of 21 cases (narrower in 0)" in found.summary
     label = "score models of MNIST, by the better best loss of the two: BELAY's range against EMA's"
     assert dict(found.numbers)[label] == f"wider in {3 if belay is WIDE else 0} and narrower in 0 of 3 seeds"
@@ -178,7 +176,7 @@ def test_the_numbers_have_the_runs_that_each_sign_of_the_spring_loses() -> None:
     numbers = dict(found.numbers)
     assert numbers["MNIST at 0.012: runs lost with θ < 0, θ = 0 (EMA), θ > 0"] == "0 of 10, 5 of 5, 5 of 5"
     ratio = "MNIST at 0.012: test loss with θ = −0.5 ÷ that with θ = 0"
-    assert numbers[ratio] == "θ = 0 lost in 5 of 5 seeds, p = 0.004"
+    assert numbers[ratio] == "θ = 0 lost in 5 of 5 seeds, p = 0.031"
     alone = judge_robustness(REST)
     assert (found.answer, found.summary) == (alone.answer, alone.summary)  # the other sign decides nothing
     assert "θ" not in str(alone.numbers)
@@ -199,9 +197,4 @@ def test_the_numbers_have_what_the_other_sign_does_on_cifar10() -> None:
     label = "CIFAR-10 at 0.001: test loss with θ = −0.5 ÷ EMA's"
     assert dict(both.numbers)[label] == "1.5 (1.5 to 1.5)"
     gone = judge_robustness(REST | {"cifar10": score_records.cifar10(other_sign=None)})
-    assert dict(gone.numbers)[label] == "θ = −0.5 lost in 3 of 3 seeds, p = 0.05"
-
-
-def test_a_range_is_unbroken() -> None:
-    with_a_hole = [{"converged": share} for share in (0.9, 0.9, 0.0, 0.9, 1.0, 0.95, 0.1)]
-    assert count_working(with_a_hole) == 3
+    assert dict(gone.numbers)[label] == "θ = −0.5 lost in 3 of 3 seeds, p = 0.12"

@@ -1,10 +1,12 @@
 """What a verdict is: a rule sees the records of the parts that it needs, and several parts make one answer."""
 
+from itertools import product
+
 import pytest
 
-from torchbelay.lab.claims.verdict import Answer, Claim, Finding, combine, judge_claim
+from torchbelay.lab.claims.verdict import Answer, Claim, Finding, combine, find, judge_claim
 
-HOLDS, IN_PART, FAILS, OPEN = Answer.HOLDS, Answer.IN_PART, Answer.FAILS, Answer.OPEN
+HOLDS, IN_PART, FAILS, UNDECIDED, OPEN = Answer.HOLDS, Answer.IN_PART, Answer.FAILS, Answer.UNDECIDED, Answer.OPEN
 
 
 def test_missing_parts_are_named_and_present_ones_are_not() -> None:
@@ -18,12 +20,39 @@ def test_a_rule_sees_the_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "answer"),
-    [([True], HOLDS), ([True, True], HOLDS), ([True, False], IN_PART), ([False], FAILS), ([False, False], FAILS)],
+    ("tests", "answer"),
+    [
+        ([True], HOLDS),
+        ([True, True], HOLDS),
+        ([True, False], IN_PART),  # half is enough
+        ([True, None], IN_PART),
+        ([True, True, None], IN_PART),
+        ([True] + [False] * 9, FAILS),  # one of ten is not a part
+        ([True, False, False], FAILS),
+        ([False], FAILS),
+        ([False, None], UNDECIDED),  # the open test may still make it half
+        ([True, None, None, False], UNDECIDED),
+        ([None], UNDECIDED),
+        ([], OPEN),
+    ],
 )
-def test_a_claim_of_several_parts_holds_or_holds_in_part_or_fails(kept: list[bool], answer: Answer) -> None:
-    assert combine(kept) is answer
+def test_a_claim_of_several_tests_is_answered_by_how_many_are_passed_and_failed(
+    tests: list[bool | None], answer: Answer
+) -> None:
+    assert combine(tests) is answer
 
 
-def test_a_claim_without_parts_is_open() -> None:
-    assert combine([]) is OPEN
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_a_claim_and_its_opposite_never_both_hold_in_part_or_both_fail_unless_at_exactly_half(size: int) -> None:
+    """The rule is symmetric: to fail a claim takes as much as to hold its opposite in part."""
+    for tests in product([True, False, None], repeat=size):
+        opposite = [None if test is None else not test for test in tests]
+        one, other = combine(tests), combine(opposite)
+        half = 2 * tests.count(True) == size == 2 * tests.count(False)
+        assert (one in (HOLDS, IN_PART)) == (other is FAILS) or 2 * tests.count(True) == size, tests
+        assert not (one in (HOLDS, IN_PART) and other in (HOLDS, IN_PART)) or half
+
+
+def test_a_finding_has_the_names_of_its_tests() -> None:
+    finding = find({"fast": True, "cheap": False, "stable": None}, "a summary")
+    assert (finding.answer, finding.passed, finding.summary) == (UNDECIDED, ["fast"], "a summary")

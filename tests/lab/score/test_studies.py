@@ -6,9 +6,10 @@ from itertools import product
 import pytest
 
 from torchbelay.lab.score import studies
-from torchbelay.lab.score.analysis import ARMS
 from torchbelay.lab.score.studies import Group
 from torchbelay.physics.spring import Spring
+
+ARMS = ("equal-memory EMA", "matched EMA", "BELAY")
 
 
 def arms(group: Group, lr: float) -> dict[str, Spring]:
@@ -20,9 +21,9 @@ def test_mnist_has_every_arm_at_every_rate() -> None:
     assert [group.seed for group in groups] == [0, 1, 2]
     for group, lr in product(groups, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2)):
         found = arms(group, lr)
-        assert {"EMA", "matched EMA", "BELAY"} <= set(found)
+        assert {"equal-memory EMA", "matched EMA", "BELAY"} <= set(found)
         assert found["BELAY"] == Spring(k=1.0, m1=2000.0, m2=500.0)
-        assert found["EMA"].decay == pytest.approx(0.99875)
+        assert found["equal-memory EMA"].decay == pytest.approx(0.99875)
         assert found["matched EMA"].decay == pytest.approx(0.99875)
 
 
@@ -34,22 +35,22 @@ def test_the_appendixs_masses_are_there() -> None:
 
 
 def test_table_1_has_the_best_rate_and_the_papers() -> None:
-    groups = list(studies.table1({"EMA": 1e-3, "matched EMA": 1e-3, "BELAY": 3e-4}))
+    groups = list(studies.table1({"equal-memory EMA": 1e-3, "matched EMA": 1e-3, "BELAY": 3e-4}))
     group = groups[0]
     assert [(lane.arm.name, lane.lr) for lane in group.lanes] == [
-        (arm, lr) for lr in (3e-4, 1e-3, 5e-2) for arm in ("EMA", "matched EMA", "BELAY")
+        (arm, lr) for lr in (3e-4, 1e-3, 5e-2) for arm in ("equal-memory EMA", "matched EMA", "BELAY")
     ]
     assert group.objective.features == 64  # type: ignore[attr-defined]
     made = [(group.lanes[i].arm.name, group.lanes[i].lr) for i in group.fids]
     everywhere = [(arm, lr) for lr in (3e-4, 5e-2) for arm in ARMS]
-    assert made == [*everywhere[:3], ("EMA", 1e-3), ("matched EMA", 1e-3), *everywhere[3:]]
+    assert made == [*everywhere[:3], ("equal-memory EMA", 1e-3), ("matched EMA", 1e-3), *everywhere[3:]]
     assert group.samples == 10_000
     assert len(groups) == 3
     assert not {each.seed for each in groups} & {each.seed for each in studies.rates()}  # those chose the rates
 
 
 def test_table_1_has_a_tuned_belay_at_its_own_rate() -> None:
-    rates = {"EMA": 1e-3, "matched EMA": 1e-3, "BELAY": 3e-4}
+    rates = {"equal-memory EMA": 1e-3, "matched EMA": 1e-3, "BELAY": 3e-4}
     group = next(studies.table1(rates | {"BELAY m1 2e4": 3e-3}))
     (tuned,) = (lane for lane in group.lanes if lane.arm.name not in rates)
     assert tuned.arm.method == Spring(k=1.0, m1=20_000.0, m2=500.0)
@@ -104,3 +105,33 @@ def test_what_differs_from_the_paper_is_said_in_numbers() -> None:
 def test_an_ema_is_stretched_by_its_rate() -> None:
     assert studies.stretch(Spring.ema(decay=0.9), 0.5).decay == pytest.approx(0.8)
     assert studies.stretch(Spring.ema(decay=0.9), 0.5).m1 == math.inf
+
+
+# Figure 4 and the readings --------------------------------------------------------------------------------------------
+
+
+def test_figure_4_has_table_1s_ema_its_controls_and_the_appendixs_masses() -> None:
+    groups = list(studies.figure4())
+    seen = {each.seed for study in (studies.rates(), studies.table1(dict.fromkeys(ARMS, 1e-3))) for each in study}
+    assert len(groups) == 3
+    assert not {each.seed for each in groups} & seen
+    group = groups[0]
+    found = arms(group, 3e-4)
+    assert list(found) == ["EMA", *ARMS, "BELAY m1 2e4", "BELAY m1 2e5"]
+    assert found["EMA"] == Spring.ema(decay=0.999)
+    assert found["EMA"].decay == pytest.approx(Spring(k=1.0, m1=math.inf, m2=500.0).decay)  # BELAY as m1 → ∞
+    assert [group.lanes[i].arm.name for i in group.fids] == ["EMA", "BELAY"]
+    assert (group.points, group.fid_points, group.samples) == (40, 8, 5000)
+    assert "not the paper's 0.05" in " ".join(group.differs)
+
+
+def test_the_readings_are_every_warm_up_eps_and_network_with_five_seeds() -> None:
+    groups = list(studies.readings())
+    networks = [group.objective.features for group in groups]  # type: ignore[attr-defined]
+    assert networks == [32] * 5 + [64] * 5
+    for group in groups:
+        found = {(lane.arm.name, lane.warm_up, lane.eps) for lane in group.lanes}
+        assert found == set(product(("EMA", "BELAY"), (0, 500), (1e-8, 1e-3, 1e-2)))
+        assert {lane.lr for lane in group.lanes} == {5e-2}
+        assert {lane.arm.method for lane in group.lanes} == {Spring.ema(decay=0.999), Spring(k=1.0, m1=2e3, m2=500.0)}
+    assert {lane.warm_up for lane in next(studies.readings(share=0.1)).lanes} == {0, 50}

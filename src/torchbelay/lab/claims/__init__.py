@@ -1,9 +1,11 @@
 """One verdict per claim of the paper, computed from the records by a rule that the report prints beside it."""
 
-from . import identities, planar, score, trained
+from . import costs, identities, planar, ranges, score, sensitivity, trained
 from .verdict import Records, Verdict, judge_claim
 
-_ALL = (*planar.CLAIMS, *identities.CLAIMS, *trained.CLAIMS, *score.CLAIMS)
+_ALL = tuple(
+    claim for module in (planar, identities, costs, trained, score, ranges, sensitivity) for claim in module.CLAIMS
+)
 CLAIMS = tuple(sorted(_ALL, key=lambda claim: int(claim.id[1:])))
 
 

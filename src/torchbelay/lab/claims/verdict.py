@@ -1,13 +1,18 @@
-"""What a claim, a finding and a verdict are. A rule computes each verdict from records; no verdict is typed in."""
+"""What a claim, a test, a finding and a verdict are. Rules compute verdicts from records; no verdict is typed in.
+
+protocol.md beside this file states the rules that all claims share.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchbelay.lab.part import Record
 
 Records = Mapping[str, Sequence[Record]]  # the records of each part, by the part's name
 Numbers = tuple[tuple[str, str], ...]  # what was measured, and its value
+Outcome = bool | None  # of a test: passed, failed, or None if the records decide neither
+Tests = Mapping[str, Outcome]  # by the name of each test, a phrase that says what is true if the test is passed
 
 
 class Answer(StrEnum):
@@ -16,6 +21,8 @@ class Answer(StrEnum):
     HOLDS = "holds"
     IN_PART = "holds in part"
     FAILS = "does not hold"
+    UNDECIDED = "undecided"
+    NOT_REPRODUCED = "not reproduced"
     OPEN = "not run"
 
 
@@ -26,6 +33,12 @@ class Finding:
     answer: Answer
     summary: str  # at most two short sentences, for readers who read nothing else; computed from the records
     numbers: Numbers = ()  # everything else that was measured
+    tests: Tests = field(default_factory=dict)  # the tests behind the answer
+
+    @property
+    def passed(self) -> list[str]:
+        """The names of the tests that were passed."""
+        return [name for name, outcome in self.tests.items() if outcome]
 
 
 @dataclass(frozen=True)
@@ -56,12 +69,25 @@ def judge_claim(claim: Claim, records: Records) -> Verdict:
     return Verdict(claim, claim.judge(records))
 
 
-def combine(parts: Sequence[bool]) -> Answer:
-    """Return the answer to a claim of several parts: all of them hold, some, or none; open if there is no part.
+def combine(tests: Sequence[Outcome]) -> Answer:
+    """Return the answer to a claim of several tests, by the rule of protocol.md.
 
-    >>> combine([True, True]).value, combine([True, False]).value, combine([False]).value, combine([]).value
-    ('holds', 'holds in part', 'does not hold', 'not run')
+    All passed: holds. At least half passed: holds in part. More than half failed: does not hold. Else undecided: the
+    open tests may still bring the passed ones to half. Without a test: not run.
+
+    >>> [combine(tests).value for tests in ([True, True], [True, False], [True, False, False], [True, None, False])]
+    ['holds', 'holds in part', 'does not hold', 'undecided']
     """
-    if not parts:
+    passed, failed = tests.count(True), tests.count(False)
+    if not tests:
         return Answer.OPEN
-    return Answer.HOLDS if all(parts) else Answer.IN_PART if any(parts) else Answer.FAILS
+    if passed == len(tests):
+        return Answer.HOLDS
+    if 2 * passed >= len(tests):
+        return Answer.IN_PART
+    return Answer.FAILS if 2 * failed > len(tests) else Answer.UNDECIDED
+
+
+def find(tests: Tests, summary: str, numbers: Numbers = ()) -> Finding:
+    """Return the finding of some tests."""
+    return Finding(combine([*tests.values()]), summary, numbers, tests)

@@ -283,7 +283,8 @@ def _draw_theta(records: Sequence[Record]) -> Plate:
         f"{first['steps']:,} steps. All make the same progress at the same rate. Left: colours as above.",
         "The average is an EMA of a trajectory. Gradients are taken beyond the trajectory, away from the average (θ > "
         f"0: BELAY, θ = {PAPER_SPRING.m2 / PAPER_SPRING.m1:g} in the paper's setting), on it (θ = 0: EMA), or between "
-        "it and the average (θ < 0: schedule-free).",
+        "it and the average (θ < 0: Generalized Primal Averaging, of which schedule-free is the case of an averaging "
+        "rate 1/t).",
         "On Rosenbrock the curvature at the starts is larger than at the minimum.",
     )
     return Plate("robustness-theta", "The sign of the spring", caption, fig, notes)

@@ -17,6 +17,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from torchbelay import __version__
 from torchbelay.lab.claims.errata import ERRATA
+from torchbelay.lab.claims.protocol import read_protocol
 from torchbelay.lab.claims.verdict import Answer, Verdict
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.records import write_bytes, write_text
@@ -37,8 +38,12 @@ _VERBS = {  # what one claim does, and what several do
     Answer.HOLDS: ("holds", "hold"),
     Answer.IN_PART: ("holds in part", "hold in part"),
     Answer.FAILS: ("does not hold", "do not hold"),
+    Answer.UNDECIDED: ("is undecided", "are undecided"),
+    Answer.NOT_REPRODUCED: ("was not reproduced", "were not reproduced"),
     Answer.OPEN: ("was not run", "were not run"),
 }
+
+_OUTCOMES = {True: "passed", False: "failed", None: "open"}
 
 _FACTS = {"Seed": "seed", "torchbelay": "torchbelay", "torch": "torch", "Python": "python", "Machine": "device"}
 _VERSIONS = {"torch": "torch", "Python": "python"}
@@ -86,6 +91,7 @@ def build(
         shared=[(name, values[0]) for name, values in facts.items() if len({*values}) == 1],
         differing=[name for name, values in facts.items() if len({*values}) > 1],
         errata=ERRATA,
+        protocol=read_protocol(),
         missing=MISSING,
     )
     write_text(out / PAGE, page)
@@ -151,6 +157,8 @@ class _Part:
         """A note on committed records: the machine that made them, and why they are used; empty for other records."""
         if not self.origin.get("committed"):
             return ""
+        if self.origin.get("pending"):
+            return f"{self.origin['pending']} {sentence(self.origin.get('why') or '')}".strip(" .") + "."
         made = [f"{name} {self.origin[key]}" for name, key in _VERSIONS.items() if key in self.origin]
         made += [str(self.origin["date"])] if "date" in self.origin else []
         made += [f"{duration(self.origin['device_s'])} of device time"] if "device_s" in self.origin else []
@@ -182,6 +190,7 @@ class _Claim:
     answer: Answer
     summary: str
     numbers: tuple[tuple[str, str], ...]
+    tests: tuple[tuple[str, str], ...]  # the name of each test, and its outcome
     plate: str | None  # the name of the figure behind it, if it was drawn
     commands: tuple[str, ...]  # the commands that would answer it, if it is open
 
@@ -231,11 +240,12 @@ def _link_claim(verdict: Verdict, parts: Sequence[_Part]) -> _Claim:
         commands = tuple(part.command for part in parts if part.name in claim.needs and part.head is None)
     plate = claim.plate if any(claim.plate == figure.name for part in parts for figure in part.figures) else None
     summary = sentence(finding.summary)
-    return _Claim(claim.id, claim.text, claim.rule, finding.answer, summary, finding.numbers, plate, commands)
+    tests = tuple((name, _OUTCOMES[outcome]) for name, outcome in finding.tests.items())
+    return _Claim(claim.id, claim.text, claim.rule, finding.answer, summary, finding.numbers, tests, plate, commands)
 
 
 def _count_answers(answers: Sequence[Answer]) -> str:
-    """Return how many claims hold, hold in part, do not hold and were not run, as a sentence."""
+    """Return how many claims have each answer, as a sentence."""
     if not any(answer is not Answer.OPEN for answer in answers):
         return "No claim of the paper has been judged yet."
     counts = [f"{count} {_VERBS[answer][count != 1]}" for answer in Answer if (count := answers.count(answer))]

@@ -16,11 +16,13 @@ from matplotlib.figure import Figure
 from torchbelay.lab import arms
 
 BELAY_COLOUR, EMA_COLOUR, PLAIN_COLOUR = "#D55E00", "#0072B2", "#555555"
+EQUAL_COLOUR = "#56B4E9"
 MATCHED_COLOUR, SLOWED_COLOUR, MOMENTUM_COLOUR = "#009E73", "#000000", "#CC79A7"
 
 _HUES = {
     arms.BELAY: BELAY_COLOUR,
     arms.EMA: EMA_COLOUR,
+    arms.EQUAL: EQUAL_COLOUR,
     arms.MATCHED: MATCHED_COLOUR,
     "SGD": PLAIN_COLOUR,
     "Adam": PLAIN_COLOUR,

@@ -1,20 +1,22 @@
 """Results of the score models from their records: losses per seed, best rates, ranges that work, FIDs.
 
-Everything here is computed from records alone. A seed's learning rate is chosen by the training loss of the other
-seeds and judged by the test loss of the seed itself, so that no choice is judged on the data that made it.
+Everything here is computed from records alone, by the rules of ../claims/protocol.md. A seed's learning rate is chosen
+by the training loss of the other seeds and judged by the test loss of the seed itself, so that no choice is judged on
+the data that made it.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from statistics import median
+from itertools import groupby
+from statistics import median, variance
 
-from torchbelay.lab.arms import BELAY, EMA, MATCHED
+from torchbelay.lab.arms import BELAY, EMA, EQUAL, MATCHED
 from torchbelay.lab.part import Record
 from torchbelay.lab.statistics import WORKS, Range, working_range
 
 from .comparison import Comparison, compare, geometric_mean
 
-ARMS = (EMA, MATCHED, BELAY)  # "no averaging" needs no run: it is w1 of EMA's run
+ARMS = (EMA, EQUAL, MATCHED, BELAY)  # "no averaging" needs no run: it is w1 of an EMA's run
 HEAVIER = (f"{BELAY} m1 2e4", f"{BELAY} m1 2e5")  # the appendix's masses; BELAY itself has 2e3
 PAPER_LR = 0.05  # on MNIST
 
@@ -24,6 +26,9 @@ PAPER_LR = 0.05  # on MNIST
 FAILED = 0.5
 
 FID_MARGIN = 1.1  # two FIDs within this factor count as equal: seeds alone differ by a few per cent
+# The relative standard deviation of a FID over sets of samples of one network, if no record has several sets. EDM's
+# authors see differences of about 2% among three sets, which is a standard deviation of about 1%.
+FID_NOISE = 0.01
 
 Losses = dict[int, float | None]  # by seed; None: lost
 
@@ -83,6 +88,11 @@ class StudyResults:
     def __bool__(self) -> bool:
         return bool(self.runs)
 
+    @property
+    def ema(self) -> str:
+        """The EMA that BELAY is compared with: the paper's if it was run, else the one of equal memory."""
+        return EMA if EMA in self.arms or EQUAL not in self.arms else EQUAL
+
     def runs_at(self, arm: str, lr: float) -> Mapping[int, Record]:
         """Return the runs of an arm at a rate, by seed."""
         return self._at.get((arm, lr), {})
@@ -108,19 +118,47 @@ class StudyResults:
         """Compare two arms at the same nominal rate."""
         return compare(self.valid_losses(one, lr, weights), self.valid_losses(other, lr, weights))
 
-    def mean_loss(self, arm: str, lr: float, without: int | None = None) -> float:
-        """Return the mean training loss over all seeds but `without`, or over all if it is the only one.
+    def eligible_rates(self, arm: str) -> list[float]:
+        """Return the rates at which an arm keeps more than half of its seeds; if there is none, those with most kept.
 
-        It is infinite if a run was lost.
+        So one lost seed does not exclude a rate, and one lucky seed does not make a rate.
         """
-        found = self.losses(arm, lr, images="train")
-        used = [loss for seed, loss in found.items() if seed != without] or list(found.values())
-        return math.inf if any(map(is_lost, used)) else geometric_mean(used) or math.inf
+        share = {lr: 1 - self.lost_count(arm, lr) / len(self.runs_at(arm, lr)) for lr in self.rates(arm)}
+        most = max(share.values(), default=0.0)
+        return [lr for lr, kept in share.items() if kept > 0.5 or (most <= 0.5 and kept == most)]
 
-    def best_rate(self, arm: str, without: int | None = None) -> float | None:
-        """Return the rate with the lowest training loss over all seeds but `without`."""
-        rates = [lr for lr in self.rates(arm) if without is None or without in self.runs_at(arm, lr)]
-        return min(rates, key=lambda lr: self.mean_loss(arm, lr, without), default=None)
+    def best_rate(self, arm: str, without: int | None = None, among: Collection[float] | None = None) -> float | None:
+        """Return the eligible rate with the lowest mean training loss over the seeds but `without`.
+
+        Means are over the seeds that are kept at every eligible rate, so that a lost seed moves no mean; if there is no
+        such seed, over those that are kept at each rate. `among` restricts the rates.
+        """
+        rates = [lr for lr in self.eligible_rates(arm) if without is None or without in self.runs_at(arm, lr)]
+        rates = [lr for lr in rates if among is None or lr in among]
+        kept = {lr: self._kept_losses(arm, lr, without) for lr in rates}
+        shared = set.intersection(*(set(losses) for losses in kept.values())) if kept else set()
+
+        def mean(lr: float) -> float:
+            used = [loss for seed, loss in kept[lr].items() if seed in shared or not shared]
+            return geometric_mean(used) or math.inf
+
+        return min(rates, key=mean, default=None)
+
+    def _kept_losses(self, arm: str, lr: float, without: int | None) -> dict[int, float]:
+        """Return the training loss of the seeds but `without` that are not lost; of `without` if it is the only one."""
+        found = self.losses(arm, lr, images="train")
+        kept = {seed: loss for seed, loss in found.items() if loss is not None and not is_lost(loss)}
+        others = {seed: loss for seed, loss in kept.items() if seed != without}
+        return others if set(found) - {without} else kept
+
+    def mean_loss(self, arm: str, lr: float) -> float:
+        """Return the mean training loss over all seeds; infinite if a run was lost."""
+        found = [*self.losses(arm, lr, images="train").values()]
+        return math.inf if any(map(is_lost, found)) else geometric_mean(found) or math.inf
+
+    def safe_rate(self, arm: str) -> float | None:
+        """Return the best rate among those that lose no seed: for plans of longer runs, never for a verdict."""
+        return min(self.rates(arm), key=lambda lr: self.mean_loss(arm, lr), default=None)
 
     def at_best(self, arm: str) -> Losses:
         """Return the test loss of every seed at the rate that the other seeds choose for it."""
@@ -139,11 +177,13 @@ class StudyResults:
                 found.setdefault(seed, {})[lr] = loss
         return found
 
-    def loss_curve(self, arm: str, lr: float, weights: str = "w2") -> tuple[list[int], list[list[float | None]]]:
-        """Return the steps at which the test loss was measured, and for each step the losses of all seeds."""
+    def loss_curve(
+        self, arm: str, lr: float, weights: str = "w2", images: str = "test"
+    ) -> tuple[list[int], list[list[float | None]]]:
+        """Return the steps at which the loss was measured, and for each step the losses of all seeds."""
         runs = [run for _, run in sorted(self.runs_at(arm, lr).items())]
         points = range(min((len(run["curve"]) for run in runs), default=0))
-        losses = [[run["curve"][i].get(weights, {}).get("test") for run in runs] for i in points]
+        losses = [[run["curve"][i].get(weights, {}).get(images) for run in runs] for i in points]
         return [int(runs[0]["curve"][i]["step"]) for i in points], losses
 
     def working_rates(self, arm: str, limit: float) -> Range | None:
@@ -194,16 +234,41 @@ def fids(records: Iterable[Record], study: StudyResults, arm: str, lr: float, we
     return {seed: None if seed in lost else geometric_mean(values) for seed, values in sorted(found.items())}
 
 
-def rate_of_fids(records: Sequence[Record], study: StudyResults, arm: str) -> float | None:
-    """Return the best rate of an arm among those at which it has FIDs.
-
-    A rate at which the arm loses every seed does not count, unless it loses every seed at every rate.
-    """
-    works = [lr for lr in study.rates(arm) if study.lost_count(arm, lr) < len(study.runs_at(arm, lr))] or study.rates(
-        arm
+def compare_fids(
+    records: Sequence[Record], study: StudyResults, one: str, other: str, lr: float | None = None
+) -> Comparison:
+    """Compare the FIDs of two arms at a rate, or else each at its best rate; FID's own noise is in the interval."""
+    ones, others = (
+        fid_at_best(records, study, arm) if lr is None else fids(records, study, arm, lr) for arm in (one, other)
     )
-    measured = [lr for lr in works if fids(records, study, arm, lr)]
-    return min(measured, key=lambda lr: study.mean_loss(arm, lr), default=None)
+    return compare(ones, others, FID_MARGIN, fid_noise(records, study))
+
+
+def fid_noise(records: Iterable[Record], study: StudyResults) -> float:
+    """Return the relative standard deviation that a FID has from its samples alone, and that all seeds share.
+
+    Networks with several sets of samples tell it; else it is FID_NOISE. If every seed has random numbers of its own for
+    its samples, the spread over the seeds contains it already, and it is 0 here.
+    """
+    found = [r for r in select(records, "fid", study=study.name, weights="w2") if r["fid"]]
+    seeds = {(r["seed"], r.get("sample_seed", 0)) for r in found}
+    if len({seed for seed, _ in seeds}) == len(seeds) == len({sample for _, sample in seeds}) > 1:
+        return 0.0
+
+    def network(r: Record) -> tuple[str, float, int]:
+        return r["arm"], r["lr"], r["seed"]
+
+    sets = [[math.log(r["fid"]) for r in some] for _, some in groupby(sorted(found, key=network), network)]
+    within = [(variance(logs), len(logs) - 1) for logs in sets if len(logs) > 1]
+    if not within:
+        return FID_NOISE if found else 0.0
+    pooled = sum(value * freedom for value, freedom in within) / sum(freedom for _, freedom in within)
+    return math.sqrt(pooled / min(len(logs) for logs in sets))
+
+
+def rate_of_fids(records: Sequence[Record], study: StudyResults, arm: str) -> float | None:
+    """Return the best rate of an arm among those at which it has FIDs, by the training loss of all seeds."""
+    return study.best_rate(arm, among=[lr for lr in study.rates(arm) if fids(records, study, arm, lr)])
 
 
 def fid_at_best(records: Sequence[Record], study: StudyResults, arm: str) -> Losses:

@@ -38,8 +38,13 @@ class CachedRecords:
     """A cache file for some records; `key` is everything that they depend on besides the code."""
 
     def __init__(self, name: str, *key: object) -> None:
+        self.name, self.key = name, key
         text = repr((code_digest(), key))
         self.path = cache_folder() / "studies" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+
+    def piece(self, name: str) -> "CachedRecords":
+        """Return the cache file of a piece of these records, which is finished before all of them are."""
+        return CachedRecords(f"{self.name}-{name}", *self.key)
 
     def read(self) -> tuple[float, list[Record]] | None:
         """Return the seconds that the records took, and the records; None if the file is missing or damaged."""

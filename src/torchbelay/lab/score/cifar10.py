@@ -1,7 +1,7 @@
 """The appendix's table on CIFAR-10: a small EDM score model, trained for minutes instead of days.
 
 BELAY's masses are scaled to the length of the run by the paper's rule for k. The controls are EMA, the matched EMA and
-θ = −0.5, which did well on MNIST.
+θ = −0.5, which did well on MNIST: Generalized Primal Averaging, as every θ < 0.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torchbelay.lab.report import style
 from torchbelay.lab.statistics import MARGIN
 
 from . import run as study_run
-from .analysis import ARMS, FID_MARGIN, StudyResults, fids, median_loss
+from .analysis import ARMS, FID_MARGIN, StudyResults, compare_fids, fids, median_loss
 from .captions import (
     LEFT_OUT,
     PAIRED,
@@ -23,7 +23,8 @@ from .captions import (
     settings_note,
     time_note,
 )
-from .comparison import Comparison, compare
+from .comparison import Comparison
+from .effects import effects_plate
 from .figures import arm_colour, draw_ratio, draw_training, set_ratio_axis
 from .tables import (
     describe_sampling,
@@ -57,6 +58,7 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     study = StudyResults(records, NAME)
     with style.house():
         found = [_curves(records, study), _pairs(records, study), _table(records, study)] if study else []
+        found += [effects_plate(records, NAME, {NAME: "short runs"})]
         found += [samples_plate(records, NAME, "Samples"), speed_plate(records, NAME)]
         return [plate for plate in found if plate is not None]
 
@@ -70,17 +72,17 @@ def _curves(records: Sequence[Record], study: StudyResults) -> Plate:
     for (ax, beside), lr in zip(axes, study.lrs, strict=True):
         draw_training(ax, study, lr, x_per_step=study.runs[0]["batch"] / 1e3)
         for arm in study.arms:
-            if arm != EMA and study.runs_at(EMA, lr):
+            if arm != study.ema and study.runs_at(study.ema, lr):
                 _draw_ratio_to_ema(beside, study, arm, lr)
         ax.set(ylabel="test loss", title=f"learning rate {lr:g}")
         ax.legend(fontsize=8)
         beside.axhspan(1 / MARGIN, MARGIN, color="#e9e9e9", zorder=0)
-        beside.axhline(1, color=arm_colour(EMA), linewidth=1.6)
+        beside.axhline(1, color=arm_colour(study.ema), linewidth=1.6)
         beside.set(title="the average, over EMA's at the same time", ylabel="ratio of test losses")
     for ax in axes[-1]:
         ax.set(xlabel="training images, thousands", xlim=(0, None))
-    found = study.compare(BELAY, EMA, study.lrs[-1])
-    end = f" At the end BELAY ÷ EMA is {found.describe(BELAY, EMA)}." if found.seeds else ""
+    found = study.compare(BELAY, study.ema, study.lrs[-1])
+    end = f" At the end BELAY ÷ {study.ema} is {found.describe(BELAY, study.ema)}." if found.seeds else ""
     caption = (
         "Test loss during training (left; the average w2 bold, the weights w1 dotted), and the average's loss "
         f"over EMA's at the same time (right).{end}"
@@ -97,7 +99,7 @@ def _curves(records: Sequence[Record], study: StudyResults) -> Plate:
 
 def _draw_ratio_to_ema(ax: Any, study: StudyResults, arm: str, lr: float) -> None:
     """Draw the ratio to EMA during training, over the seeds that both have."""
-    ones, others = study.runs_at(arm, lr), study.runs_at(EMA, lr)
+    ones, others = study.runs_at(arm, lr), study.runs_at(study.ema, lr)
     found: dict[float, list[float]] = {}
     for seed in {*ones} & {*others}:
         for one, other in zip(
@@ -117,16 +119,13 @@ def _draw_ratio_to_ema(ax: Any, study: StudyResults, arm: str, lr: float) -> Non
 
 
 def _pairs(records: Sequence[Record], study: StudyResults) -> Plate | None:
-    keys = [(BELAY, EMA), (BELAY, MATCHED), (MATCHED, EMA)]
-    keys += [(arm, EMA) for arm in study.arms if arm not in ARMS]
+    keys = [(BELAY, study.ema), (BELAY, MATCHED), (MATCHED, study.ema)]
+    keys += [(arm, study.ema) for arm in study.arms if arm not in ARMS]
     rows = [(key, lr) for lr in study.lrs for key in keys if all(study.runs_at(arm, lr) for arm in key)]
     if not rows:
         return None
     losses = {(key, lr): study.compare(*key, lr) for key, lr in rows}
-    drawn = {
-        (key, lr): compare(fids(records, study, key[0], lr), fids(records, study, key[1], lr), FID_MARGIN)
-        for key, lr in rows
-    }
+    drawn = {(key, lr): compare_fids(records, study, *key, lr) for key, lr in rows}
     fig = style.figure(9.0, 3.9)
     axes: Any = fig.subplots(1, 2, squeeze=False)
     names = [
@@ -146,11 +145,11 @@ def _pairs(records: Sequence[Record], study: StudyResults) -> Plate | None:
         if not any(each.seeds for each in found.values()):
             ax.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color="#555555")
     axes[0, 0].set_ylabel("ratio")
-    main = ((BELAY, EMA), rows[0][1])
+    main = ((BELAY, study.ema), rows[0][1])
     loss, images = ((found[main].describe(*main[0]) if main in found else "not run") for found in (losses, drawn))
     caption = (
         "Ratios of test loss (left) and of FID (right) between arms: below 1 the arm named first is better. "
-        f"BELAY ÷ EMA: {loss} in test loss, {images} in FID."
+        f"BELAY ÷ {study.ema}: {loss} in test loss, {images} in FID."
     )
     notes = (
         f"Ratios of test loss: {_ratio_texts(losses)}.",
@@ -175,7 +174,7 @@ def _ratio_texts(pairs: Pairs) -> str:
 def _sign_notes(losses: Pairs, drawn: Pairs) -> tuple[str, ...]:
     """Return a note per θ: its test loss and FID over EMA's."""
     return tuple(
-        f"The sign of the spring: at {lr:g} {one} has {found.size} times EMA's test loss"
+        f"The sign of the spring: at {lr:g} {one} (Generalized Primal Averaging) has {found.size} times EMA's test loss"
         + (f" and {fid} times its FID." if (fid := drawn[(one, other), lr].size) else "; its FID has not been run.")
         for ((one, other), lr), found in losses.items()
         if one.startswith("θ") and found.size

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torchbelay.lab.statistics import CONFIDENCE, MARGIN, Ratio, fisher, ratio, t_quantile
+from torchbelay.lab.statistics import CONFIDENCE, MARGIN, Ratio, mcnemar, ratio, t_quantile
 
-CHANCE = 1 - CONFIDENCE  # the largest p that counts as evidence; three seeds lost against none have exactly this p
+CHANCE = 1 - CONFIDENCE  # the largest p that counts as evidence; it takes five seeds lost against none
 MANY = 100  # seeds: more will never be trained
 
 
@@ -55,15 +55,13 @@ class Comparison:
 
     @property
     def p_loses_fewer(self) -> float:
-        """Fisher's exact one-sided p for "the first arm loses fewer seeds"."""
-        one, other = self.only_one_lost + self.both_lost, self.only_other_lost + self.both_lost
-        return fisher((one, self.seeds), (other, self.seeds))
+        """McNemar's exact one-sided p for "the first arm loses fewer seeds"; both arms share their seeds."""
+        return mcnemar(self.only_one_lost, self.only_other_lost)
 
     @property
     def p_loses_more(self) -> float:
-        """Fisher's exact one-sided p for "the first arm loses more seeds"."""
-        one, other = self.only_one_lost + self.both_lost, self.only_other_lost + self.both_lost
-        return fisher((other, self.seeds), (one, self.seeds))
+        """McNemar's exact one-sided p for "the first arm loses more seeds"."""
+        return mcnemar(self.only_other_lost, self.only_one_lost)
 
     @property
     def below(self) -> bool:
@@ -100,6 +98,16 @@ class Comparison:
         return "equal" if self.equal else "lower" if self.lower else "higher" if self.higher else "open"
 
     @property
+    def better(self) -> bool | None:
+        """Whether the first arm is shown to be better; False if it is shown to be worse or equal, else None."""
+        return {"lower": True, "higher": False, "equal": False}.get(self.reading)
+
+    @property
+    def alike(self) -> bool | None:
+        """Whether the two arms are shown to be equal; False if a difference is shown, else None."""
+        return {"equal": True, "lower": False, "higher": False}.get(self.reading)
+
+    @property
     def size(self) -> str:
         """The ratio and its interval as text; empty if every pair has a lost run."""
         if self.ratio is not None:
@@ -131,13 +139,18 @@ class Comparison:
         return next(enough, None)
 
 
-def compare(ones: Mapping[int, float | None], others: Mapping[int, float | None], margin: float = MARGIN) -> Comparison:
-    """Compare two arms over the seeds that both have.
+def compare(
+    ones: Mapping[int, float | None],
+    others: Mapping[int, float | None],
+    margin: float = MARGIN,
+    noise: float = 0.0,
+) -> Comparison:
+    """Compare two arms over the seeds that both have; `noise` is that of `statistics.ratio`.
 
     >>> compare({0: 0.9, 1: 0.8, 2: 0.85}, {0: 1.0, 1: 0.9, 2: 0.95}).describe("BELAY", "EMA")
     '0.895 (0.881 to 0.908)'
     >>> compare({0: 0.9, 1: 0.8, 2: 0.8}, {0: None, 1: None, 2: None}).describe("BELAY", "EMA")
-    'EMA lost in 3 of 3 seeds, p = 0.05'
+    'EMA lost in 3 of 3 seeds, p = 0.12'
     """
     seeds = sorted({*ones} & {*others})
     pairs = [(ones[seed], others[seed]) for seed in seeds]
@@ -145,7 +158,7 @@ def compare(ones: Mapping[int, float | None], others: Mapping[int, float | None]
     return Comparison(
         len(seeds),
         geometric_mean(a / b for a, b in known),
-        ratio([a for a, _ in known], [b for _, b in known], margin),
+        ratio([a for a, _ in known], [b for _, b in known], margin, noise),
         sum(a is None and b is not None for a, b in pairs),
         sum(a is not None and b is None for a, b in pairs),
         sum(a is None and b is None for a, b in pairs),

@@ -4,7 +4,7 @@ import base64
 import io
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -55,15 +55,24 @@ def run_group(
     """
     learners = build_learners(group.objective, group.lanes, group.seed, device, mode)
     yield protocol_record(group, triples)
-    yield from _train(group, learners, images, mode, tick, triples)
+    yield from train(group, learners, images, mode, tick, triples)
     if group.fids:
         sampler = ImageSampler(group.objective, device, mode)
         for index in group.fids:
             yield from _image_records(group, learners.members[index], sampler, reference)
 
 
-def _train(
-    group: Group, learners: LearnerGroup, images: Images, mode: StepMode, tick: Tick, triples: int
+Observer = Callable[[int, LearnerGroup], object]  # called with the step at which losses are measured
+
+
+def train(
+    group: Group,
+    learners: LearnerGroup,
+    images: Images,
+    mode: StepMode,
+    tick: Tick,
+    triples: int = TRIPLES,
+    observe: Observer = lambda step, learners: None,
 ) -> Iterator[Record]:
     """Take all steps, then yield a record per learner."""
     objective, device, begin = group.objective, learners.members[0].device, time.perf_counter()
@@ -72,9 +81,9 @@ def _train(
     curves: list[list[Record]] = [[] for _ in learners.members]
     last = 0
     for step in range(1, group.steps + 1):
-        if group.ramp:
-            for learner in learners.members:
-                learner.set_lr_scale(min(1.0, step / (group.ramp * group.steps)))
+        for learner in learners.running:
+            if (scale := lr_scale(group, learner.lane, step)) != lr_scale(group, learner.lane, step - 1):
+                learner.set_lr_scale(scale)
         learners.step(*batches.next())
         if step * group.points // group.steps > last * group.points // group.steps:
             learners.wait()
@@ -82,11 +91,19 @@ def _train(
                 mean = learner.total_loss() / (step - last) if learner in learners.running else math.nan
                 curve.append({"step": step, "batch_loss": rounded(mean), **validation.losses(objective.loss, learner)})
             learners.drop_lost()
+            observe(step, learners)
             last = step
         tick(len(learners.members))
     each_s = (time.perf_counter() - begin) / sum(learner.taken for learner in learners.members)
     for learner, curve in zip(learners.members, curves, strict=True):
         yield _run_record(group, learner, curve, each_s * learner.taken, mode)
+
+
+def lr_scale(group: Group, lane: Lane, step: int) -> float:
+    """Return the share of its learning rate that a lane has at a step; before the first step it has all of it."""
+    if step == 0:
+        return 1.0
+    return min(1.0, *(step / steps for steps in (group.ramp * group.steps, lane.warm_up) if steps), 1.0)
 
 
 def run_key(group: Group, lane: Lane) -> Record:
@@ -110,6 +127,9 @@ def _run_record(group: Group, learner: Learner, curve: list[Record], wall_s: flo
         **{name: rounded(getattr(lane.arm.method, name, math.nan), EXACT) for name in ("k", "m1", "m2")},
         "optimizer_lr": rounded(lane.actual_lr),
         "effective_lr": rounded(lane.effective_lr),
+        "eps": lane.eps,
+        "warm_up": lane.warm_up,
+        "features": group.objective.describe().get("features"),
         "steps": group.steps,
         "steps_taken": learner.taken,  # fewer, if the run was lost
         "batch": group.batch,

@@ -8,14 +8,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from torchbelay.lab.arms import BELAY, EMA, MATCHED
+from torchbelay.lab.arms import BELAY, EMA, EQUAL, MATCHED
 from torchbelay.lab.report import style
 from torchbelay.lab.statistics import MARGIN
 
 from .analysis import FAILED, HEAVIER, StudyResults, is_lost, median_loss
 from .comparison import Comparison, compare
 
-_MARKERS = {EMA: "o", MATCHED: "D", BELAY: "^"}
+_MARKERS = {EMA: "o", EQUAL: "o", MATCHED: "D", BELAY: "^"}
 _SPRINGS = {BELAY: style.BELAY_COLOUR, **dict(zip(HEAVIER, ("#E9A23B", "#7A3500"), strict=True))}
 _PAIRS = (0.2, 5.0)  # the widest axis of a chart of ratios
 _ROW = 0.075  # of a chart's height: one row of the strip for lost runs
@@ -150,13 +150,13 @@ def _mostly_lost(losses: Sequence[float | None]) -> bool:
     return 2 * sum(map(is_lost, losses)) >= len(losses)
 
 
-def draw_training(ax: Axes, study: StudyResults, lr: float, *, x_per_step: float = 1.0) -> None:
+def draw_training(ax: Axes, study: StudyResults, lr: float, *, x_per_step: float = 1.0, images: str = "test") -> None:
     """Draw the loss during training: the average bold, its seeds as thin lines, the weights dotted.
 
     EMA is dashed, because other curves may lie on it. Here no loss counts as lost: an early average still contains much
     of the initial weights.
     """
-    lines = {(arm, w): study.loss_curve(arm, lr, w) for arm in study.arms for w in ("w1", "w2")}
+    lines = {(arm, w): study.loss_curve(arm, lr, w, images) for arm in study.arms for w in ("w1", "w2")}
     known = [loss for _, rows in lines.values() for row in rows for loss in row if loss is not None]
     low, top = 0.97 * min(known, default=0.1), 1.03 * max(known, default=1.0)
     ax.set(yscale="log", ylim=(low, top))
@@ -165,7 +165,9 @@ def draw_training(ax: Axes, study: StudyResults, lr: float, *, x_per_step: float
         x = [x_per_step * step for step in steps]
         look: dict[str, Any] = {"linewidth": 0.9, "linestyle": ":"}
         if weights == "w2":
-            look = {"linewidth": 2.0, "label": arm} | ({"linestyle": (0, (5, 2)), "zorder": 3} if arm == EMA else {})
+            look = {"linewidth": 2.0, "label": arm} | (
+                {"linestyle": (0, (5, 2)), "zorder": 3} if arm in (EMA, EQUAL) else {}
+            )
             for seed in zip(*losses, strict=True):
                 hair = [math.nan if loss is None else loss for loss in seed]
                 ax.plot(x, hair, color=arm_colour(arm), linewidth=0.7, alpha=0.5)

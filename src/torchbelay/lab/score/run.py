@@ -13,16 +13,17 @@ from typing import Protocol
 import torch
 
 from torchbelay.lab import records as on_disk
-from torchbelay.lab.arms import BELAY
+from torchbelay.lab.arms import BELAY, EQUAL, MATCHED
 from torchbelay.lab.part import LabError, Record, Settings, Tick
 from torchbelay.lab.versions import versions
 
 from . import fid, studies
-from .analysis import ARMS, HEAVIER, StudyResults
+from .analysis import HEAVIER, StudyResults
 from .cache import CachedRecords
 from .data import Images, is_available, load
 from .download import cache_folder
 from .experiment import FidReference, run_group
+from .fid_curve import run_pieces
 from .formats import DATASETS, DatasetName
 from .studies import Group
 from .training.batches import Batches
@@ -157,7 +158,11 @@ class StudyRun:
             self.tick(len(each.lanes) * each.steps)
             return before
         begin = time.perf_counter()
-        found = list(self.resources.run_group(each, self.images, self.device, mode, self.tick, reference))
+        if each.fid_points:
+            given = each, self.images, self.device, mode, self.tick, reference, cached.piece
+            found = run_pieces(*given, anew=self.settings.anew)
+        else:
+            found = list(self.resources.run_group(each, self.images, self.device, mode, self.tick, reference))
         took = time.perf_counter() - begin
         cached.write(found, took)
         return took, found
@@ -254,14 +259,14 @@ class StepProgress:
 
 
 def best_rates(records: Sequence[Record]) -> dict[str, float]:
-    """Return the learning rate at which each arm has the lowest training loss in the short runs.
+    """Return the learning rate at which each arm has the lowest training loss in the short runs and loses no seed.
 
     A heavier BELAY is included only if it has a lower loss than BELAY with Table 1's masses: it is the tuned BELAY.
     """
-    short = StudyResults(records, "rates")
-    rates = {arm: short.best_rate(arm) or studies.USUAL_RATE for arm in (*ARMS, *HEAVIER)}
+    short, standard = StudyResults(records, "rates"), (EQUAL, MATCHED, BELAY)
+    rates = {arm: short.safe_rate(arm) or studies.USUAL_RATE for arm in (*standard, *HEAVIER)}
     tuned = min((BELAY, *HEAVIER), key=lambda arm: short.mean_loss(arm, rates[arm]))
-    return {arm: lr for arm, lr in rates.items() if arm in (*ARMS, tuned)}
+    return {arm: lr for arm, lr in rates.items() if arm in (*standard, tuned)}
 
 
 def _dataset(name: str) -> DatasetName:

@@ -2,8 +2,8 @@
 
 In the centre-of-mass form every method here is the same EMA of the same trajectory. They differ only in the point at
 which the gradient is taken: beyond the centre of mass, away from the average (θ > 0, BELAY), at the centre of mass
-(θ = 0, EMA), or nearer to the average (θ < 0, as in schedule-free and primal averaging). SGD's limit goes as
-1/(1 + θ): is θ < 0 the robust side?
+(θ = 0, EMA), or nearer to the average. The last, θ < 0, is Generalized Primal Averaging, and schedule-free is its case
+of an averaging rate 1/t. SGD's limit goes as 1/(1 + θ): is θ < 0 the robust side?
 """
 
 import math
@@ -125,13 +125,13 @@ def _by_theta(study: StudyResults) -> Plate:
     )
     notes = (
         *([summary] if (summary := summarize(study)) else []),
-        f"θ > 0 is BELAY's side; the averaging rate is {rate} everywhere. The part on CIFAR-10 tries θ −0.5 on other "
-        "images.",
+        "θ > 0 is BELAY's side. θ < 0 is Generalized Primal Averaging; schedule-free is its case of an averaging rate "
+        f"1/t. Here the averaging rate is {rate} everywhere. The part on CIFAR-10 tries θ −0.5 on other images.",
         "Above: dots are seeds, joined by thin lines, and bars are medians; the strip counts lost seeds. "
         f"{describe_lost_runs(study)}",
         f"Below: the ratio to θ = 0, seed by seed, with its {CONFIDENCE:.0%} interval (grey: within {MARGIN - 1:.0%}). "
-        "If θ = 0 loses at least half of its seeds, bars count the lost seeds instead, with Fisher's exact one-sided p "
-        "against θ = 0. That p treats runs as independent, although they share their seeds.",
+        "If θ = 0 loses at least half of its seeds, bars count the lost seeds instead, with McNemar's exact one-sided "
+        "p against θ = 0, which compares the runs of a seed.",
     )
     return Plate("sign-theta", "Is θ < 0 the robust side?", caption, fig, notes)
 
@@ -162,7 +162,7 @@ def _draw_losses(ax: Any, study: StudyResults, lr: float, axis: LossAxis) -> Non
 
 
 def _draw_counts(ax: Any, study: StudyResults, lr: float) -> None:
-    """Draw how many seeds each θ loses, with Fisher's p if it loses fewer than θ = 0."""
+    """Draw how many seeds each θ loses, with McNemar's p if it loses fewer than θ = 0."""
     pairs = ratios_to_zero(study, lr)
     most = max(seeds for _, seeds in lost_by_theta(study, lr).values())
     for x, theta in enumerate(arms_by_theta(study)):
@@ -222,7 +222,7 @@ def _fewer_lost_text(pairs: Mapping[float, Comparison]) -> str:
     found = {theta_text(theta): each.p_loses_fewer for theta, each in pairs.items() if each.p_loses_fewer <= CHANCE}
     values = listed([f"{p:.2g}" for p in sorted({*found.values()})])
     verb = "loses" if len(found) == 1 else "lose"
-    return f"; θ = {listed([*found])} {verb} fewer than θ = 0 (Fisher's exact one-sided p = {values})" if found else ""
+    return f"; θ = {listed([*found])} {verb} fewer than θ = 0 (McNemar's exact one-sided p = {values})" if found else ""
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def _table(records: Sequence[Record], study: StudyResults) -> Plate:
     notes = (
         "Loss: the median test loss of the average, or how many seeds are lost.",
         f"÷ θ = 0: the ratio, seed by seed, with its {CONFIDENCE:.0%} interval, which is not corrected for the number "
-        "of comparisons. If the two lose different numbers of seeds: Fisher's exact one-sided p of the difference.",
+        "of comparisons. If the two lose different numbers of seeds: McNemar's exact one-sided p of the difference.",
         f"Works over: the learning rates at which every seed's loss is at most {WORKS:g} times the best median of all; "
         "≥ if the range may extend beyond the rates tried.",
         describe_networks(study),

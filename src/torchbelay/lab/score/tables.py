@@ -9,7 +9,6 @@ from typing import Any
 
 from matplotlib import image
 
-from torchbelay.lab.arms import EMA
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.report import style
 from torchbelay.lab.report.words import listed
@@ -54,8 +53,8 @@ def results_row(records: Sequence[Record], study: StudyResults, arm: str, lr: fl
 
 def _against_ema(study: StudyResults, arm: str, lr: float) -> str:
     """Return the ratio to EMA over the seeds that neither arm lost; the cells beside it count the lost ones."""
-    found = study.compare(arm, EMA, lr)
-    if arm == EMA:
+    found = study.compare(arm, study.ema, lr)
+    if arm == study.ema:
         return "1" if found.point else MISSING
     partial = found.unpaired and found.ratio is not None
     return f"{found.size or MISSING}{f', {found.seeds - found.unpaired} of {found.seeds} pairs' if partial else ''}"

@@ -41,8 +41,8 @@ class Triton:
         self._others.remember(group for group, yes in self._fits.items() if not yes)
 
     def is_current(self) -> bool:
-        """Whether the weights are what and where they were when that was decided."""
-        return self._known.is_current() and self._others.is_current()
+        """Whether the weights are what they were when that was decided; passes look where they are."""
+        return self._known.are_alike() and self._others.is_current()
 
     def follows_schedule(self, group: TensorGroup) -> bool:
         """True for what the kernels take."""
@@ -78,7 +78,8 @@ class Triton:
         if moves is not self._moves or not self._passes:
             self._passes, self._moves = self._passes_for(moves), moves
         if capturing:
-            self._captured.append(self._passes)
+            tables = [each.find() for each in self._passes if each.table is not None]
+            self._captured.append((self._passes, tables))
         begun = [step for each in self._passes if (step := each.begin(count)) is not None]
         return begun[0] if len(begun) == 1 else PreparedPasses(begun)
 
@@ -107,7 +108,7 @@ class Triton:
 
     def fuse(self, rule: str, parameters: list[Tensor], states: list[Any], moves: Sequence[Move]) -> FusedStep | None:
         """Return the moves in one pass with an optimizer's update; None if these tensors do not allow it."""
-        if not self.is_current():  # the moves were made for tensors that were elsewhere, or of another layout
+        if not self.is_current():  # the moves were made for tensors on another device, or of another layout
             return None
         alike = len(self._together(moves)) == 1 and self.follows_schedule(moves[0].group)
         alike = alike and all(p.device == parameters[0].device and fits(p) for p in parameters)

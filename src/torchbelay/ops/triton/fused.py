@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbelay.ops.facts import Fact
 from torchbelay.ops.step import Count, Hyper, Move
 
 from . import launch, layout
@@ -66,6 +67,7 @@ class FusedStep:
         kinds = {p.dtype for p in parameters}
         plain = len(kinds) == 1 and all(p.is_contiguous() for p in parameters)
         self._plain = kinds.pop() if plain else None
+        self._are_usual = Fact(self._look_at)
         self._stateless = [i for i, state in enumerate(states) if rule != "sgd" and state.first is None]
         groups = 1 + max(state.group for state in states)
         self._gradients = Mirror(len(parameters), torch.int64, self._device)
@@ -88,15 +90,20 @@ class FusedStep:
             found = list(map(_address, gradients))
         except TypeError:  # some have none
             found = [0 if g is None else g.data_ptr() for g in gradients]
+            gradients = [g for g in gradients if g is not None]
         except RuntimeError:  # sparse
             return None
         if any(found[i] for i in self._stateless):
             return None
-        if self._plain is None:
+        if self._plain is None and len(gradients) < len(found):  # it matters which weights have none
             return found if are_usual(self.parameters) else None
-        some = gradients if 0 not in found else [g for g in gradients if g is not None]
-        usual = all(map(Tensor.is_contiguous, some)) and set(map(_dtype, some)) <= {self._plain}
-        return found if usual else None
+        return found if self._are_usual(gradients) else None
+
+    def _look_at(self, gradients: Sequence[Tensor]) -> bool:
+        """Whether these, the gradients that exist, are laid out like their weights."""
+        if self._plain is None:
+            return are_usual(self.parameters)
+        return all(map(Tensor.is_contiguous, gradients)) and set(map(_dtype, gradients)) <= {self._plain}
 
     def prepare(
         self, moves: Sequence[Move], gradients: list[int], hyper: list[Hyper], *,

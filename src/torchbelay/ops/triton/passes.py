@@ -13,7 +13,7 @@ from torchbelay.ops.step import Count, Move
 from . import launch, layout
 from .launch import Form
 from .numbers import Numbers
-from .table import Follower, Table
+from .table import Follower, StandIns, Table
 
 FOREACH = Foreach()
 
@@ -48,21 +48,35 @@ class Pass:
             return None
         copy = None
         if self.form.rule is layout.COPIED:
-            copy = torch.empty(self.table.copy_bytes, dtype=torch.uint8, device=self.table.device)
-            launch.copy(self.table, copy)
-        return PreparedLaunch(self, self.table, copy, count.on(self.table.device))
+            table, _ = self.find()
+            copy = torch.empty(table.copy_bytes, dtype=torch.uint8, device=table.device)
+            launch.copy(table, copy)
+        return PreparedLaunch(self, copy, count.on(self.table.device))
+
+    def find(self) -> tuple[Table, StandIns]:
+        """Return the table of the weights where they are now, and stand-ins for those that are laid out otherwise."""
+        assert self.table is not None
+        if self.table.is_there():
+            return self.table, []
+        table, stand_ins = self.table.elsewhere()
+        if not stand_ins:
+            self.table = table
+        return table, stand_ins
 
 
 class PreparedLaunch:
     """A step of one pass."""
 
-    def __init__(self, of: Pass, table: Table, copy: Tensor | None, count: Tensor) -> None:
-        self._pass, self._table, self._copy, self._count = of, table, copy, count
+    def __init__(self, of: Pass, copy: Tensor | None, count: Tensor) -> None:
+        self._pass, self._copy, self._count = of, copy, count
 
     def finish(self, keep: Tensor | None) -> None:
-        """Move everything; look for the weights again, for an optimizer may have put other memory in their place."""
+        """Move everything; look for the weights, for somebody may have put other memory in their place.
+
+        An optimizer may have done so within its step, and a user before it.
+        """
+        table, stand_ins = self._pass.find()
         numbers, form = self._pass.numbers, self._pass.form
-        table, stand_ins = (self._table, []) if self._table.is_there() else self._table.elsewhere()
         if numbers.varies:
             launch.look(numbers, self._count)
         launch.move(table, numbers, form, keep=keep, count=self._count, copy=self._copy)

@@ -5,7 +5,7 @@ A captured CUDA graph reads all of it at every replay, so what a graph has seen 
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import attrgetter, call, is_, itemgetter
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torchbelay.ops.devices import is_capturing
-from torchbelay.ops.place import Place, key
+from torchbelay.ops.facts import Fact
+from torchbelay.ops.place import Place, name_key
 from torchbelay.ops.step import Tensors
 
 from . import layout
@@ -23,7 +24,7 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BLOCK = 1024
 
 _address, _size, _stride, _is_plain = Tensor.data_ptr, Tensor.numel, Tensor.stride, Tensor.is_contiguous
-_dtype = attrgetter("dtype")
+_dtype, _device = attrgetter("dtype"), Tensor.get_device
 
 
 class Follower(NamedTuple):
@@ -49,61 +50,66 @@ class State(NamedTuple):
     step: Tensor | None
 
 
-class Known:
-    """Tensors, and what a kernel assumes of them: addresses, sizes, dtypes and layouts.
+StandIns = list[tuple[Tensor, Tensor]]  # weights, and copies of them that are laid out as the weights were
 
-    The address alone is not enough. Memory that was freed is used again, by a tensor of another layout too. Strides are
-    looked at only if they are unusual: to ask for them makes a tuple per tensor, which wakes the garbage collector.
+
+class Known:
+    """Tensors, and what a kernel assumes of them: addresses, sizes, dtypes, devices and layouts.
+
+    The address alone is not enough. Memory that was freed is used again, by a tensor of another layout too.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
         self.addresses: list[int] = list(map(_address, self.tensors))
         self.strides, self.dtypes = list(map(_stride, self.tensors)), list(map(_dtype, self.tensors))
-        self._sizes, self._plain = list(map(_size, self.tensors)), list(map(_is_plain, self.tensors))
-        self._unusual = [(t, t.stride()) for t, plain in zip(self.tensors, self._plain, strict=True) if not plain]
+        known = _layouts(self.tensors)
+        self._are_alike = Fact(lambda tensors: _layouts(tensors) == known)
 
-    def is_current(self) -> bool:
-        """Whether all of it is still true."""
-        return (
-            self.are_there()
-            and list(map(_is_plain, self.tensors)) == self._plain
-            and list(map(_size, self.tensors)) == self._sizes
-            and list(map(_dtype, self.tensors)) == self.dtypes
-            and all(t.stride() == stride for t, stride in self._unusual)
-        )
+    def are_alike(self) -> bool:
+        """Whether the tensors have their sizes, dtypes, devices and layouts, wherever they are."""
+        return self._are_alike(self.tensors)
 
     def are_there(self) -> bool:
         """Whether the tensors are at their addresses."""
         return list(map(_address, self.tensors)) == self.addresses
 
 
+def _layouts(tensors: Sequence[Tensor]) -> list[Any]:
+    """Return what a kernel assumes of tensors; strides only if they are unusual: they make a tuple per tensor."""
+    plain = list(map(_is_plain, tensors))
+    unusual = [] if all(plain) else [t.stride() for t, yes in zip(tensors, plain, strict=True) if not yes]
+    return [plain, unusual, *(list(map(what, tensors)) for what in (_size, _dtype, _device))]
+
+
 class KnownStates:
     """What an optimizer keeps for its parameters, as it was: which tensors, and where. None of them is kept alive."""
 
     def __init__(self, states: Iterable[dict[str, Any]], keys: Sequence[str]) -> None:
-        self._keys, self._getter = keys, itemgetter(*keys)
-        tensors = self._of(states)
-        self._refs = [_nothing if t is None else ref(t) for t in tensors]
-        self._addresses = [_where(t) for t in tensors]
+        states = list(states)
+        self._columns = []
+        for key in keys:
+            tensors = [own.get(key) for own in states]
+            refs = [_nothing if t is None else ref(t) for t in tensors]
+            self._columns.append((key, refs, [_where(t) for t in tensors]))
 
     def are_current(self, states: Iterable[dict[str, Any]]) -> bool:
         """Whether these are the very tensors, where they were: users replace, move and offload them."""
-        now = self._of(states)
-        if len(now) != len(self._refs) or not all(map(is_, now, map(call, self._refs))):
-            return False
-        try:
-            return list(map(_address, now)) == self._addresses
-        except TypeError:  # some are None, and some that are None now have died
-            return list(map(_where, now)) == self._addresses
-
-    def _of(self, states: Iterable[dict[str, Any]]) -> list[Any]:
         states = list(states)
-        try:
-            found = map(self._getter, states)
-            return list(found if len(self._keys) == 1 else chain.from_iterable(found))
-        except KeyError:
-            return [own.get(key) for own in states for key in self._keys]
+        for key, refs, addresses in self._columns:
+            try:
+                now = list(map(itemgetter(key), states))
+            except KeyError:
+                now = [own.get(key) for own in states]
+            if len(now) != len(refs) or not all(map(is_, now, map(call, refs))):
+                return False
+            try:
+                found = list(map(_address, now))
+            except TypeError:  # some are None, and some that are None now have died
+                found = list(map(_where, now))
+            if found != addresses:
+                return False
+        return True
 
 
 def _nothing() -> None:
@@ -224,18 +230,19 @@ class Table:
 
     def is_current(self) -> bool:
         """Whether the weights are where they were, and laid out as they were."""
-        return self._known.is_current()
+        return self._known.are_alike() and self._known.are_there()
 
     def is_there(self) -> bool:
         """Whether the weights are where they were."""
         return self._known.are_there()
 
-    def elsewhere(self) -> "tuple[Table, list[tuple[Tensor, Tensor]]]":
+    def elsewhere(self) -> "tuple[Table, StandIns]":
         """Return the table for weights in other memory, and stand-ins for those that are laid out otherwise now.
 
         A stand-in is a copy that is laid out as the weights were. If the weights are to move, it is to be copied back.
         """
-        w1, stand_ins = [], []
+        w1: list[Tensor] = []
+        stand_ins: StandIns = []
         known = self._known
         for w, each, stride, dtype in zip(self.w1, self.followers, known.strides, known.dtypes, strict=True):
             shape = each[0].w2.shape if each else w.shape
@@ -268,9 +275,9 @@ def _index(w1: Tensor, place: Place | None) -> list[int]:
     digits = _digits(w1, place)
     assert digits is not None
     if digits in ([], [(w1.numel(), 1)]):
-        return [key(place.name), place.first, 0, 0, 0, 0, 0]
+        return [name_key(place.name), place.first, 0, 0, 0, 0, 0]
     (inner, stride), (middle, stride2), (_, stride3) = [*digits, (1, 0), (1, 0)][:3]
-    return [key(place.name), place.first, inner, stride, middle, stride2, stride3]
+    return [name_key(place.name), place.first, inner, stride, middle, stride2, stride3]
 
 
 def _digits(w1: Tensor, place: Place) -> list[tuple[int, int]] | None:

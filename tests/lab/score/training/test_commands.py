@@ -142,7 +142,7 @@ def test_the_list_says_of_every_preset_what_it_is_and_what_the_paper_has(command
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith("  ")}
     assert list(rows) == list(PRESETS)
     assert rows["table1-belay"] == "BELAY [paper: loss .042 train / .040 test, FID 15.2]"
-    assert rows["table1-ema"].startswith("EMA: NCSNv2's decay .999; none is printed [paper: loss .056 ")
+    assert rows["table1-ema"].startswith("EMA: decay .999, BELAY as m1 → ∞, and NCSNv2's own [paper: loss .056 ")
     for stem in ("table1", "cifar10", "cifar10-small", "mnist-edm"):
         assert rows[f"{stem}-matched"] == (
             "the EMA matched to BELAY: its averaging rate, at its effective learning rate"

@@ -12,10 +12,10 @@ from torchbelay.lab.score.training.presets import PRESETS, Preset, find
 from torchbelay.physics.spring import Spring
 
 NAMES = [
-    *("table1-belay", "table1-ema", "table1-matched", "appendix-m1-2e4", "appendix-m1-2e5"),
-    *("cifar10-belay", "cifar10-ema", "cifar10-matched"),
-    *("cifar10-small-belay", "cifar10-small-ema", "cifar10-small-matched"),
-    *("mnist-edm-belay", "mnist-edm-ema", "mnist-edm-matched"),
+    *("table1-belay", "table1-ema", "table1-equal", "table1-matched", "appendix-m1-2e4", "appendix-m1-2e5"),
+    *("cifar10-belay", "cifar10-ema", "cifar10-equal", "cifar10-matched"),
+    *("cifar10-small-belay", "cifar10-small-ema", "cifar10-small-equal", "cifar10-small-matched"),
+    *("mnist-edm-belay", "mnist-edm-ema", "mnist-edm-equal", "mnist-edm-matched"),
 ]
 PARAMETERS = {"table1": 7_426_881, "appendix": 7_426_881, "cifar10-small": 5_021_699, "mnist-edm": 1_259_393}
 PARAMETERS["cifar10"] = 55_733_891
@@ -52,6 +52,13 @@ def test_table_1_has_the_papers_numbers() -> None:
     assert method("appendix-m1-2e5") == Spring(k=1.0, m1=2e5, m2=500.0)
     assert all(value in preset.paper for value in (".042", ".040", "15.2"))
     assert all(value in PRESETS["table1-ema"].paper for value in (".056", ".061", "18.1"))
+    assert method("table1-ema").decay == pytest.approx(Spring(k=1.0, m1=math.inf, m2=500.0).decay)  # BELAY as m1 → ∞
+    assert method("table1-equal").decay == pytest.approx(0.99875)
+
+
+def test_the_appendixs_masses_say_what_the_paper_draws_of_them() -> None:
+    for name in ("appendix-m1-2e4", "appendix-m1-2e5"):
+        assert PRESETS[name].paper == "train and test loss over iterations, drawn without numbers"
 
 
 def test_cifar10_has_the_papers_and_edms_numbers() -> None:
@@ -74,11 +81,19 @@ def test_the_matched_ema_averages_and_advances_like_belay(stem: str) -> None:
     assert matched.actual_lr < belay.actual_lr
 
 
+@pytest.mark.parametrize("stem", ["table1", "cifar10", "cifar10-small", "mnist-edm"])
+def test_the_equal_memory_ema_averages_like_belay_at_its_nominal_rate(stem: str) -> None:
+    belay, equal = (PRESETS[f"{stem}-{kind}"].lane() for kind in ("belay", "equal"))
+    assert 1 - method(f"{stem}-equal").decay == pytest.approx(method(f"{stem}-belay").coupling().rate)
+    assert equal.actual_lr == belay.actual_lr
+
+
 def test_each_says_what_it_is_and_no_two_the_same() -> None:
     said = {(preset.about, preset.averaged) for preset in PRESETS.values()}
     assert len(said) == len(PRESETS)
     for name, preset in PRESETS.items():
-        kind = {"ema": "EMA: ", "matched": "the EMA matched to BELAY: "}.get(name.rpartition("-")[2], "BELAY")
+        kinds = {"ema": "EMA: ", "equal": "the EMA of BELAY's averaging rate", "matched": "the EMA matched to BELAY: "}
+        kind = kinds.get(name.rpartition("-")[2], "BELAY")
         assert preset.averaged.startswith(kind)
 
 

@@ -46,7 +46,7 @@ class Learner:
         self.device = next(network.parameters()).device
         on_gpu = self.device.type == "cuda"
         lr = torch.tensor(lane.actual_lr, device=self.device) if on_gpu else lane.actual_lr
-        self.optimizer = Adam(network.parameters(), lr=lr, capturable=on_gpu)
+        self.optimizer = Adam(network.parameters(), lr=lr, eps=lane.eps, capturable=on_gpu)
         if lane.arm.method is None:
             raise LabError(f"the arm {lane.arm.name!r} has no average; take w1 of an EMA's run instead")
         self.belay = Belay(network, self.optimizer, lane.arm.method)

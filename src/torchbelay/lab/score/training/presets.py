@@ -4,32 +4,34 @@ import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from torchbelay.lab.arms import BELAY, EMA, Arm, Lane
+from torchbelay.lab.arms import BELAY, Arm, Lane
 from torchbelay.lab.part import LabError
 from torchbelay.lab.score.formats import DatasetName
 from torchbelay.lab.score.models.edm import CIFAR10
 from torchbelay.lab.score.models.ncsn import NCSN
 from torchbelay.lab.score.models.objective import Objective
 from torchbelay.lab.score.studies import (
+    CIFAR10_BATCH,
     CIFAR10_BELAY,
     CIFAR10_EDM,
+    CIFAR10_EMA,
+    EDM_HALF_LIFE,
+    MASSES,
     MNIST_BELAY,
     MNIST_EDM,
+    MNIST_EMA,
     PAPER_RATE,
     belay,
+    ema,
+    equal,
     matched,
     stretch,
 )
 from torchbelay.physics.spring import Spring
 
-NCSN_EMA = Spring.ema(decay=0.999)  # NCSNv2's own; the paper prints none
 MATCHED_TEXT = "the EMA matched to BELAY: its averaging rate, at its effective learning rate"
-EDM_HALF_LIFE = 500_000  # images, of EDM's own EMA
-
-
-def average(spring: Spring) -> Arm:
-    """Return an average around Adam that does not change the training."""
-    return Arm(EMA, "Adam", spring)
+EQUAL_TEXT = "the EMA of BELAY's averaging rate, at the nominal learning rate"
+CURVES = "train and test loss over iterations, drawn without numbers"
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,12 @@ class Preset:
 # The presets ----------------------------------------------------------------------------------------------------------
 
 
-def _with_controls(belay_preset: Preset, ema: Spring, ema_text: str, paper: str = "") -> Iterator[Preset]:
-    """Yield BELAY, the EMA that the paper compares it with, and the matched EMA, which is the fair control."""
+def _with_controls(belay_preset: Preset, average: Spring, text: str, paper: str = "") -> Iterator[Preset]:
+    """Yield BELAY, the EMA that the paper compares it with, and two controls; the matched EMA is the fair one."""
     stem = belay_preset.name.removesuffix("-belay")
     yield belay_preset
-    yield replace(belay_preset, name=f"{stem}-ema", averaged=f"EMA: {ema_text}", spring=ema, arm=average, paper=paper)
+    yield replace(belay_preset, name=f"{stem}-ema", averaged=f"EMA: {text}", spring=average, arm=ema, paper=paper)
+    yield replace(belay_preset, name=f"{stem}-equal", averaged=EQUAL_TEXT, arm=equal, paper="")
     yield replace(belay_preset, name=f"{stem}-matched", averaged=MATCHED_TEXT, arm=matched, paper="")
 
 
@@ -91,12 +94,11 @@ _CIFAR10 = Preset(
     CIFAR10_BELAY,
     belay,
     lr=1e-3,
-    batch=512,
+    batch=CIFAR10_BATCH,
     images=200_000_000,
     ramp=0.05,
     paper="loss .176 train / .170 test, FID 1.99",
 )
-_CIFAR10_EMA = Spring.ema(half_life=EDM_HALF_LIFE / _CIFAR10.batch)
 
 _SMALL_STEPS = 15_625
 _SMALL_SHARE = _SMALL_STEPS / _CIFAR10.steps
@@ -125,16 +127,15 @@ _MNIST_EDM = Preset(
 
 
 def _all() -> Iterator[Preset]:
-    yield from _with_controls(
-        _TABLE1, NCSN_EMA, "NCSNv2's decay .999; none is printed", "loss .056 train / .061 test, FID 18.1"
-    )
-    for mass in ("2e4", "2e5"):
-        text, spring = f"BELAY with the appendix's m1 = {mass}", replace(MNIST_BELAY, m1=float(mass))
-        yield replace(_TABLE1, name=f"appendix-m1-{mass}", averaged=text, spring=spring, paper="samples only")
+    text = "decay .999, BELAY as m1 → ∞, and NCSNv2's own"
+    yield from _with_controls(_TABLE1, MNIST_EMA, text, "loss .056 train / .061 test, FID 18.1")
+    for name, m1 in MASSES.items():
+        text, spring = f"BELAY with the appendix's m1 = {name}", replace(MNIST_BELAY, m1=m1)
+        yield replace(_TABLE1, name=f"appendix-m1-{name}", averaged=text, spring=spring, paper=CURVES)
     half_life = f"EDM's half-life of {EDM_HALF_LIFE // 1000}k images"
-    yield from _with_controls(_CIFAR10, _CIFAR10_EMA, f"{half_life}, constant", "loss .175 train / .168 test, FID 1.98")
-    yield from _with_controls(_CIFAR10_SMALL, stretch(_CIFAR10_EMA, _SMALL_SHARE), f"{half_life}, scaled to the steps")
-    yield from _with_controls(_MNIST_EDM, NCSN_EMA, "decay .999")
+    yield from _with_controls(_CIFAR10, CIFAR10_EMA, f"{half_life}, constant", "loss .175 train / .168 test, FID 1.98")
+    yield from _with_controls(_CIFAR10_SMALL, stretch(CIFAR10_EMA, _SMALL_SHARE), f"{half_life}, scaled to the steps")
+    yield from _with_controls(_MNIST_EDM, MNIST_EMA, "decay .999")
 
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _all()}

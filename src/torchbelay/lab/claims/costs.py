@@ -1,0 +1,90 @@
+"""The claims about what BELAY costs: C5, and C16 for springs whose masses keep their velocities."""
+
+from collections.abc import Callable
+
+from torchbelay.lab.arms import BELAY, EMA, PLAIN
+from torchbelay.lab.overhead import VELOCITIES, bytes_per_weight, cost
+from torchbelay.lab.report.words import listed
+from torchbelay.lab.statistics import exceeds
+
+from .verdict import Answer, Claim, Finding, Records, find
+
+NEGLIGIBLE = 0.05  # the largest overhead that counts as negligible, in time and in memory
+
+
+def judge_costs(arm: str) -> Callable[[Records], Finding]:
+    """Return the rule that judges the costs of an arm."""
+
+    def judge(records: Records) -> Finding:
+        if not any(r["arm"] == arm for r in records["overhead"]):
+            return Finding(Answer.OPEN, f"{arm} was not run.")
+        return _judge(records, arm)
+
+    return judge
+
+
+def _judge(records: Records, arm: str) -> Finding:
+    costs = records["overhead"]
+    networks = list(dict.fromkeys(r["network"] for r in costs))
+    times = {name: cost(costs, name, arm)["timing_s"] for name in networks}
+    belay, ema, plain = (cost(costs, networks[0], each) for each in (arm, EMA, PLAIN))
+    own, with_ema, alone = (bytes_per_weight(record) for record in (belay, ema, plain))
+    during = belay["bytes_during_update"] / belay["weights"]
+    more, more_than_ema = own / alone - 1, own / with_ema - 1
+    tests: dict[str, bool | None] = {
+        f"time, {name} network": _within((t["to_plain"]["low"], t["to_plain"]["high"])) for name, t in times.items()
+    }
+    tests |= {"memory against no average": more <= NEGLIGIBLE, "memory against an EMA": more_than_ema <= NEGLIGIBLE}
+    longer = listed([f"{t['to_plain']['ratio'] - 1:+.1%} ({name} network)" for name, t in times.items()])
+    longer = longer.replace("-", "−")
+    beside_ema = "the same as an EMA" if abs(more_than_ema) < 0.001 else f"{more_than_ema:+.0%} beside an EMA"
+    summary = (
+        f"{arm} changes the time of a training step by {longer}. It keeps {own - alone:.1f} bytes per weight on top of "
+        f"the {alone:.0f} of training with AdamW ({more:+.0%}), {beside_ema}."
+    )
+    numbers = []
+    for name, t in times.items():
+        for key, rival in (("to_plain", "no averaging"), ("to_ema", "EMA")):
+            r = t[key]
+            value = f"{r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})"
+            numbers.append((f"time of a step, {name} network: {arm} ÷ {rival}", value))
+    numbers.append((f"bytes per weight: no averaging, EMA, {arm}", f"{alone:.1f}, {with_ema:.1f}, {own:.1f}"))
+    numbers.append(("further bytes per weight during the update", f"{during:.1f}"))
+    return find(tests, summary, tuple(numbers))
+
+
+def _within(interval: tuple[float, float]) -> bool | None:
+    """Whether a ratio of times is within the limit (True) or beyond it (False); None if the limit is in the interval.
+
+    >>> _within((1.01, 1.03)), _within((1.13, 1.23)), _within((1.03, 1.08))
+    (True, False, None)
+    """
+    beyond = exceeds(interval, 1 + NEGLIGIBLE)
+    return None if beyond is None else not beyond
+
+
+_RULE = (
+    f"Four tests, each of at most {NEGLIGIBLE:.0%} more: the time of a training step against no average, for a small "
+    "MLP and for a convolutional network (passed if the whole 95% interval is within that limit, failed if it is "
+    "beyond); the bytes kept between steps against no average, and against an EMA. Holds if all four are passed, in "
+    "part if at least half are."
+)
+
+CLAIMS = (
+    Claim(
+        "C5",
+        "BELAY's overhead in time and memory is negligible.",
+        _RULE,
+        ("overhead",),
+        judge_costs(BELAY),
+        "overhead",
+    ),
+    Claim(
+        "C16",
+        "Even with non-trivial damping the overhead is negligible.",
+        f"A critically damped spring, whose masses keep their velocities. {_RULE}",
+        ("overhead",),
+        judge_costs(VELOCITIES),
+        "overhead",
+    ),
+)

@@ -1,0 +1,114 @@
+"""Figure 4: loss and FID over training iterations, of BELAY and of EMA; and the appendix's masses from the same runs.
+
+The EMA is Table 1's, with decay .999. Its controls, the equal-memory EMA and the matched EMA, are trained beside it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torchbelay.lab.arms import BELAY, EMA
+from torchbelay.lab.part import Plate, Record, Settings, Tick
+from torchbelay.lab.report import style
+
+from . import run as study_run
+from .analysis import ARMS, HEAVIER, PAPER_LR, StudyResults, compare_fids, median_loss, select
+from .captions import describe_lost_runs, describe_networks, difference_notes, settings_note, time_note
+from .effects import effects_plate
+from .figures import arm_colour, draw_training
+from .masses import masses_plate
+from .mnist import PAPER
+from .tables import describe_sampling, paper_row, results_row, results_table, samples_plate
+
+NAME = "figure4"
+TITLE = "Figure 4: loss and FID over iterations"
+DURING = "fid during training"  # the kind of a FID before the end
+
+
+def plan(settings: Settings) -> tuple[int, str]:
+    """Return the units of work, and one line that says what would be run."""
+    return study_run.plan(NAME, settings)
+
+
+def run(settings: Settings, tick: Tick) -> list[Record]:
+    """Train and measure; if that is impossible here, return the records that come with the package."""
+    return study_run.run(NAME, settings, tick)
+
+
+def draw(records: Sequence[Record]) -> list[Plate]:
+    """Return the plates; without records there is none."""
+    study = StudyResults(records, NAME, (*ARMS, *HEAVIER))
+    if not study:
+        return []
+    with style.house():
+        found = [_iterations(records), _table(records, study), effects_plate(records, NAME, {NAME: "runs"})]
+        found += [masses_plate(records, NAME, NAME), samples_plate(records, NAME, "Samples")]
+        return [plate for plate in found if plate is not None]
+
+
+def fid_curve(records: Sequence[Record], arm: str, lr: float, weights: str = "w2") -> dict[int, list[float | None]]:
+    """Return the FIDs of all seeds by step, the end included."""
+    found: dict[int, list[float | None]] = {}
+    for kind in (DURING, "fid"):
+        for r in select(records, kind, study=NAME, arm=arm, lr=lr, weights=weights):
+            found.setdefault(int(r["step"]), []).append(r["fid"])
+    return dict(sorted(found.items()))
+
+
+def _iterations(records: Sequence[Record]) -> Plate:
+    """Draw the paper's Figure 4: loss above, FID below."""
+    study = StudyResults(records, NAME, (EMA, BELAY))
+    fig = style.figure(7.5, 6.2)
+    axes: Any = fig.subplots(2, len(study.lrs), squeeze=False, sharex=True)
+    for (above, below), lr in zip(axes.T, study.lrs, strict=True):
+        draw_training(above, study, lr)
+        for arm in study.arms:
+            _draw_fids(below, records, arm, lr)
+        above.set(ylabel="test loss, mean over pixels", title=f"learning rate {lr:g}")
+        below.set(ylabel="FID", xlabel="iteration", yscale="log")
+        above.legend(fontsize=8)
+    found = compare_fids(records, study, BELAY, EMA)
+    result = f" At the end BELAY's FID is {found.describe(BELAY, EMA)} of EMA's." if found.seeds else ""
+    caption = f"Test loss (above) and FID (below) over iterations, of BELAY and of Table 1's EMA.{result}"
+    notes = (
+        "Bold: the average w2, the median over the seeds, which are the thin lines; dotted: the weights w1. A cross is "
+        "the FID of the weights w1 at the end.",
+        describe_sampling(records, NAME),
+        "Every seed has random numbers of its own for its samples, the same for both arms.",
+        describe_lost_runs(study),
+        describe_networks(study),
+        *difference_notes(records, NAME),
+        *settings_note(records, NAME),
+        *time_note(study),
+    )
+    return Plate("figure4-iterations", "Figure 4: loss and FID over iterations", caption, fig, notes)
+
+
+def _draw_fids(ax: Any, records: Sequence[Record], arm: str, lr: float) -> None:
+    """Draw the FID of an arm over iterations: the average as a line, the weights at the end as a cross."""
+    curve, own = fid_curve(records, arm, lr), fid_curve(records, arm, lr, "w1")
+    if len({len(fids) for fids in curve.values()}) == 1:  # the same seeds at every step
+        for seed in zip(*curve.values(), strict=True):
+            hair = [math.nan if fid is None else fid for fid in seed]
+            ax.plot(list(curve), hair, color=arm_colour(arm), linewidth=0.7, alpha=0.5)
+    middles = [math.nan if (found := median_loss(fids)) is None else found for fids in curve.values()]
+    ax.plot(list(curve), middles, color=arm_colour(arm), linewidth=2, marker="o", markersize=3, label=arm)
+    for step, fids in own.items():
+        if (middle := median_loss(fids)) is not None:
+            ax.plot(step, middle, "x", color=arm_colour(arm), markersize=6)
+
+
+def _table(records: Sequence[Record], study: StudyResults) -> Plate:
+    """Return Table 1 with the paper's own EMA."""
+    rows = [paper_row(f"{arm} at {PAPER_LR:g}", *PAPER[arm]) for arm in (BELAY, EMA)]
+    rows += [results_row(records, study, arm, lr) for arm in study.arms for lr in study.rates(arm)]
+    caption = (
+        "Losses and FID at the end, beside Table 1's. The paper's learning rate is another, so that only the "
+        "differences between arms can be compared."
+    )
+    notes = (
+        "Cells: mean ± standard deviation over the seeds that are not lost. w2 is the average, w1 are the weights. ÷ "
+        "EMA's: the ratio at the same rate, seed by seed.",
+        describe_sampling(records, NAME),
+    )
+    return Plate("figure4-table", "Table 1 with its own EMA, decay .999", caption, results_table(rows), notes)

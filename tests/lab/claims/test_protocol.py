@@ -1,0 +1,56 @@
+"""protocol.md states the rules that the code follows, with the code's own numbers."""
+
+import re
+
+import pytest
+
+from torchbelay.lab.claims import CLAIMS, planar, ranges
+from torchbelay.lab.claims.protocol import read_protocol
+from torchbelay.lab.claims.verdict import Answer
+from torchbelay.lab.score.analysis import FAILED, FID_MARGIN, FID_NOISE
+from torchbelay.lab.score.comparison import CHANCE, compare
+from torchbelay.lab.score.effects import WAYS
+from torchbelay.lab.statistics import CONFIDENCE, MARGIN, WORKS, mcnemar
+
+TEXT = " ".join(read_protocol().split())
+
+
+def test_it_has_every_verdict_that_a_claim_can_have() -> None:
+    rows = re.findall(r"^\| ([a-z ]+) \| ", read_protocol(), re.M)
+    assert rows == ["verdict", *map(str, Answer)]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"with a {CONFIDENCE:.0%} t-interval",
+        f"two one-sided t-tests at {CHANCE:.0%} show a difference of at most {MARGIN - 1:.0%} (a loss) or "
+        f"{FID_MARGIN - 1:.0%} (a FID)",
+        f"have a test loss above {FAILED:g}",
+        f"McNemar's exact one-sided test at {CHANCE:.0%}",
+        f"it is taken as {FID_NOISE:.0%} of the FID",
+        f"if at least {planar.WORKS:.0%} of the starts converge, and elsewhere if the loss is at most {WORKS:g} times",
+        "if they differ by two steps of the grid",
+        f"at **{WAYS[0]}** (against an EMA with the same learning rate), at **{WAYS[1]}** (",
+        f"at **{WAYS[2]}** rate",
+    ],
+)
+def test_its_numbers_are_those_of_the_code(sentence: str) -> None:
+    assert sentence in TEXT
+
+
+def test_it_takes_five_seeds_lost_against_none() -> None:
+    assert ranges.NOTABLE == 2
+    assert mcnemar(0, 4) > CHANCE >= mcnemar(0, 5)
+    assert "it takes five seeds lost against none" in TEXT
+    assert compare(dict.fromkeys(range(5), 1.0), dict.fromkeys(range(5), None)).better is True
+
+
+def test_it_says_which_records_it_was_not_committed_before() -> None:
+    """Every part that a claim needs had been run, or was planned before its first run."""
+    before, _, planned = TEXT.partition("The parts figure4 and readings were planned here before their first run")
+    assert planned
+    listed = before.split("The parts fig1 to fig3, ")[1].split(" had been run")[0]
+    named = {"fig1", "fig2", "fig3", *re.split(r", | and ", listed)}
+    assert named | {"figure4", "readings"} >= {part for claim in CLAIMS for part in claim.needs}
+    assert re.search(r"Dated \d{4}-\d{2}-\d{2}\.", TEXT)

@@ -1,0 +1,74 @@
+"""C15's rule, EMA's sensitivity to its decay, on records made for each outcome."""
+
+import pytest
+
+from torchbelay.lab.claims.sensitivity import SETTINGS, judge_decay
+from torchbelay.lab.claims.verdict import Answer
+from torchbelay.lab.part import Record
+
+SEEDS = range(6)
+
+
+def ring(ema: float, belay: float, best: float = 1.0, noise: float = 0.0) -> list[Record]:
+    """Losses with the longer memory over those with the shorter one, at two rates; `best` is that at another rate."""
+    made: list[Record] = []
+    for arm, factor in (("EMA", ema), ("BELAY", belay)):
+        for setting, times in zip(SETTINGS[arm], (factor, 1.0), strict=True):
+            for lr, loss in ((0.01, 0.02 * times), (0.1, 0.02 * times * best if times != 1 else 0.05)):
+                for seed in SEEDS:
+                    own = 1 + noise * (-1) ** seed * (times != 1)
+                    about = {"kind": "run", "arm": arm, "setting": setting, "lr": lr, "seed": seed, "failed": False}
+                    made.append(about | {"test": loss * own * (1 + 0.1 * seed)})
+    return made
+
+
+def lengths(worst: float) -> list[Record]:
+    """Losses of averages of one run: the best half-life is 40, and the one four times as long is worse by a factor."""
+    return [
+        {
+            "kind": "network",
+            "lr": 0.01,
+            "half_life": life,
+            "along": [0.02 * factor * (1 + 0.1 * seed) for seed in SEEDS],
+        }
+        for life, factor in (
+            (10.0, 1.01),
+            (40.0, 1.0),
+            (160.0, worst),
+            (640.0, 9.0),
+        )  # the last is too far off to count
+    ]
+
+
+@pytest.mark.parametrize(
+    ("on_ring", "of_one_run", "answer", "passed"),
+    [
+        (ring(1.4, 1.0), lengths(1.2), Answer.HOLDS, 3),
+        (ring(1.4, 1.4), lengths(1.2), Answer.HOLDS, 3),  # BELAY's own sensitivity is shown, and does not count
+        (ring(0.7, 1.0), lengths(1.2), Answer.HOLDS, 3),  # in either direction
+        (ring(1.4, 1.0), lengths(1.01), Answer.IN_PART, 2),
+        (ring(1.01, 1.0), lengths(1.2), Answer.FAILS, 1),
+        (ring(1.0, 1.4), lengths(1.01), Answer.FAILS, 0),
+        (ring(1.1, 1.0, noise=0.2), lengths(1.2), Answer.UNDECIDED, 1),
+    ],
+    ids=["sensitive", "BELAY too", "shorter is worse", "ring alone", "one run alone", "not", "undecided"],
+)
+def test_each_outcome(on_ring: list[Record], of_one_run: list[Record], answer: Answer, passed: int) -> None:
+    found = judge_decay({"ring": on_ring, "posthoc": of_one_run})
+    assert (found.answer, len(found.passed), len(found.tests)) == (answer, passed, 3)
+
+
+def test_the_summary_has_both_ways_and_belay_beside_them() -> None:
+    found = judge_decay({"ring": ring(1.4, 1.3, best=0.5), "posthoc": lengths(1.2)})
+    assert "changes EMA's loss by factors of 1.4, 0.7 (equal nominal rate, each one's best)" in found.summary
+    assert "and BELAY's by 1.3, 0.65." in found.summary
+    assert found.summary.endswith("are worse by up to 1.2.")
+
+
+def test_failed_runs_have_no_loss() -> None:
+    records = ring(1.4, 1.0)
+    for r in records:
+        if r["arm"] == "EMA" and r["lr"] == 0.1:
+            r |= {"failed": True, "test": 1e-9}
+    found = judge_decay({"ring": records, "posthoc": lengths(1.2)})
+    assert found.answer is Answer.HOLDS
