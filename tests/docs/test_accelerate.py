@@ -23,5 +23,6 @@ def test_the_python_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(blocks) == 3
     exec("\n".join(blocks), {"__name__": "docs", "folder": tmp_path / "saved"})
-    assert capsys.readouterr().out.split() == ["10", "10"]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if not line.startswith("[")] == ["10", "10"]  # DeepSpeed logs that it was imported
     assert (tmp_path / "saved" / "custom_checkpoint_0.pkl").is_file()

@@ -51,7 +51,7 @@ def test_the_files_that_a_page_names_exist(page) -> None:
 
 def test_the_tests_that_the_page_of_memory_names_exist() -> None:
     named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "memory.md").read_text(encoding="utf-8"))
-    files = ("ops/test_host.py", "belay/test_live_module.py", "belay/test_live.py")
+    files = ("ops/test_host.py", "ops/test_workers.py", "belay/test_live_module.py", "belay/test_live.py")
     trees = [ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")) for file in files]
-    assert len(named) == 8
+    assert len(named) == 9
     assert {*named} <= {node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -23,6 +23,7 @@ EXAMPLES = {
     "power_ema": (tb.methods.power_ema(gamma=2.5), 5, {"t": 5, "γ": 2.5, "b": 1 - 0.8**3.5}),
     "lookahead": (tb.methods.lookahead(k=4, alpha=0.7), 8, {"s": 0.7}),
     "switch_ema": (tb.methods.switch_ema(decay=0.8, every=3), 6, {"d": 0.8}),
+    "diloco": (tb.methods.diloco(every=4, lr=0.5, momentum=0.8), 8, {"α": 0.5, "μ": 0.8}),
     "easgd": (tb.methods.easgd(alpha=0.3), 2, {"s": 0.3}),
     "heavy_ball": (tb.methods.heavy_ball(0.9), 1, {"μ": 0.9}),
     "nesterov": (tb.methods.nesterov(0.9), 1, {"μ": 0.9}),

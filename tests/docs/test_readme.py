@@ -150,8 +150,8 @@ def test_the_versions_are_those_of_the_package() -> None:
 
 def test_it_counts_the_methods() -> None:
     others = {*tb.methods.__all__} - {"Method", "ema", "swa", "belay"}
-    assert len(others) == 11
-    assert "EMA, SWA, BELAY and eleven other methods" in README
+    assert len(others) == 12
+    assert "EMA, SWA, BELAY and twelve other methods" in README
 
 
 # What was measured ---------------------------------------------------------------------------------------------------

@@ -172,6 +172,22 @@ def switch_ema_program(decay: float, every: int) -> Program:
     return run
 
 
+def diloco_program(every: int, lr: float, momentum: float) -> Program:
+    """Nesterov's momentum as torch's SGD has it: the gradient of a round is where it began less where it ended."""
+
+    def run(outer: Tensor, update: Update) -> Iterator[tuple[Tensor, Tensor]]:
+        inner, buffer = outer, torch.zeros_like(outer)
+        for t in count(1):
+            inner = inner + update(inner, t)
+            if t % every == 0:
+                gradient = outer - inner
+                buffer = momentum * buffer + gradient
+                inner = outer = outer - lr * (gradient + momentum * buffer)
+            yield inner, outer
+
+    return run
+
+
 def easgd_program(alpha_at: Callable[[int], float]) -> Program:
     """One worker x and the centre: both move by α of their difference, from where they were."""
 

@@ -14,7 +14,7 @@ from helpers.methods_under_test import METHODS
 from torchbelay.physics.readouts import Shares, bema, blend, centre, check, shares_of
 
 EMA = tb.Spring.ema(decay=0.9)
-RHYTHMIC = {"lookahead", "lookahead, all the way", "switch_ema"}
+RHYTHMIC = {"lookahead", "lookahead, all the way", "switch_ema", "easgd, every 3", "diloco", "diloco, every step"}
 WATCHING = ("ema,", "swa", "power_ema", "hard_sync")
 MOVING = {"ema_nesterov, scheduled"}  # while its β moves, z moves with it
 

@@ -121,6 +121,7 @@ def test_what_depends_on_shares_of_the_run_alone_keeps_its_numbers(method: Any) 
 
 UNDEFINED: dict[Any, str] = {
     methods.lookahead(): "choose k anew",
+    methods.diloco(): "choose `every` anew",
     methods.switch_ema(0.9, every=10): "choose `every` anew",
     methods.hard_sync(10): "choose `every` anew",
     methods.easgd(0.1): "applies the whole update beside the pull",

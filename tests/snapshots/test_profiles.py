@@ -41,6 +41,14 @@ def train(method: Method, updates: Tensor, every: int = 1) -> tuple[Tensor, Tens
             c = method.coupling(t - every + 1, 0.0)
             for later in range(t - every + 2, t + 1):
                 c = c.then(method.coupling(later, 0.0))
+        if isinstance(method, tb.methods.diloco):  # by its own equations
+            w1 = w1 + u
+            if t % method.every == 0:
+                d, mu = w1 - w2, method.momentum
+                w2, v2 = w2 + method.lr * ((1 + mu) * d + mu**2 * v2), mu * v2 + d
+                w1 = w2
+            found.append((w1, w2))
+            continue
         away = w2 - w1
         w1, w2, v1, v2 = (
             w1 + c.a * away + c.p * u + one.carry * v1,

@@ -1,6 +1,7 @@
 """One average of a model: an entry for each parameter that it follows, and its own buffers."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, Remembers
+from torchbelay.physics.workers import Workers, gathering, share_of_each
 
 from . import planes
 from .cohort import Cohort, compounded, inertias, varies
@@ -84,8 +86,13 @@ class Entry:
         """The tensor that is spread over ranks as the average is; the average may be without values."""
         return self.w1 if is_sharded(self.w1) else self.w2
 
-    def effective_lr_scale(self, step: int, lr: float, every: int) -> float:
+    def effective_lr_scale(self, lr: float, step: int, every: int, workers: int = 1) -> float:
         """Return the share of the learning rate that is left at that step, in the mean over `every` steps."""
+        if workers > 1 and gathering(self.method) == "spring":
+            steps = max(every, getattr(self.method, "period", 1))
+            coupling = self.method.coupling(steps, lr)
+            pair = Workers(share_of_each(self.method, coupling, workers, every), workers).pair
+            return ((steps - 1) / (1 + pair.theta) + pair.effective_lr_scale) / steps
         if every == 1 and hasattr(self.method, "effective_lr_scale"):
             return float(self.method.effective_lr_scale)
         age = max(every, (step - self.born) // every * every)
@@ -130,13 +137,14 @@ class Average:
         pulls: bool,
         home: torch.device | None = None,
         every: int = 1,
+        workers: int = 1,
         initial: Initial | None = None,
         slices: Slices | None = None,
         bits: int | None = None,
     ) -> None:
         self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
         self.initial = Initial(kept=False) if initial is None else initial
-        self.slices, self.bits = slices, bits
+        self.slices, self.bits, self.workers = slices, bits, workers
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
         self.told: dict[int, tuple[Method, str | None]] = {}  # by id: a method, and what it was when it was taken in
@@ -146,12 +154,7 @@ class Average:
         self.changed = False  # whether another method has made a part of its values
 
     def adopt(
-        self,
-        wanted: Iterable[Wanted],
-        *,
-        born: int,
-        dtype: torch.dtype | None,
-        device: str | None = None,
+        self, wanted: Iterable[Wanted], *, born: int, dtype: torch.dtype | None, device: str | None = None
     ) -> None:
         """Take in parameters at their own values; on the device "meta" only their shapes."""
         own: dict[tuple[int, int], Method] = {}
@@ -167,12 +170,15 @@ class Average:
 
     def tell(self, method: Method) -> None:
         """Note what a method is when it is taken in: a checkpoint refuses one that changes later."""
-        self.told.setdefault(id(method), (method, _told(method)))
+        text = None
+        with suppress(ValueError):  # a checkpoint would refuse it
+            text = describe(method)
+        self.told.setdefault(id(method), (method, text))
 
     def like(self, rule: Rule) -> "Average":
         """Return an average without entries that differs in nothing but its rule."""
-        home, slices, bits = self.home, self.slices, self.bits
-        return Average(self.name, rule, pulls=self.pulls, home=home, every=self.every, slices=slices, bits=bits)
+        kept = {"home": self.home, "every": self.every, "workers": self.workers, "slices": self.slices}
+        return Average(self.name, rule, pulls=self.pulls, bits=self.bits, **kept)  # type: ignore[arg-type]
 
     def at_rest(self, e: Entry) -> Tensor:
         """Return velocities of 0 for the average of a parameter."""
@@ -244,7 +250,7 @@ class Average:
             # Kernels take no slices of columns, and take all of a cohort or nothing.
             strided = self.slices is not None and part.stride() != local(e.w2).stride()
             key = (id(e.method), group, e.born, e.w1.device, e.w1.dtype, e.w2.dtype, strided)
-            cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every))
+            cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every, self.workers))
             cohort.w1.append(part)
             cohort.w2.append(local(e.w2))
             cohort.v1.extend([] if e.v1 is None else [local(e.v1)])
@@ -343,14 +349,6 @@ class Average:
     def follows(self, wanted: Iterable[Wanted]) -> bool:
         """Whether the average has these very parameters, under these names."""
         return {e.name: id(e.w1) for e in self.entries.values()} == {w.name: id(w.parameter) for w in wanted}
-
-
-def _told(method: Method) -> str | None:
-    """Return what a checkpoint would say of a method; None if it would refuse it."""
-    try:
-        return describe(method)
-    except ValueError:
-        return None
 
 
 def average_dtype(weights: torch.dtype, asked: torch.dtype | None) -> torch.dtype:

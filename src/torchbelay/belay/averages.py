@@ -18,6 +18,7 @@ from .finite import Guard
 from .options import Options
 from .parameters import Names, Parameters
 from .shard import local, part_for
+from .team import all_or_none, common_facts, share
 from .validate import pulled_by, warn_of_feedback, warn_of_rounding
 
 
@@ -40,7 +41,7 @@ class Averages:
         self, model: nn.Module, optimizer: Optimizer | None, each: dict[str, Average], options: Options, clock: Clock
     ) -> None:
         self._model, self.optimizer, self._options, self.clock = model, optimizer, options, clock
-        self.each, self.slices = each, next(iter(each.values())).slices
+        self.each, self.slices, self.team = each, next(iter(each.values())).slices, options.team
         self.relatives: family.Relatives = family.nobody
         self.parameters = Parameters(model, optimizer)
         self.guard = None if options.on_nonfinite == "ignore" else Guard(raises=options.on_nonfinite == "raise")
@@ -82,12 +83,14 @@ class Averages:
     @torch.no_grad()
     def begin(self, names: Names | None = None) -> None:
         """Let every average start as a copy of the weights."""
-        wanted = self.wanted(names)
-        if self.guard is not None:
-            self.guard.check(_distinct(wanted))
+        with all_or_none(self.team):
+            wanted = self.wanted(names)
+            if self.guard is not None:
+                self.guard.check(_distinct(wanted))
         try:
             for name, found in wanted.items():
                 self.each[name].adopt(found, born=self.clock.count, dtype=self._options.dtype)
+            share(self.team, self.entries())
             self.began = True
         finally:  # all of them or none: an average that has begun would pull
             for average in () if self.began else self:
@@ -117,6 +120,7 @@ class Averages:
         """Begin again at the weights as they are, if the averages have begun; `check_restart()` has been asked."""
         for average in self:
             average.restart(self.clock.count)
+        share(self.team, self.entries())
         self.fit_buffers()
 
     # Following the model -----------------------------------------------------------------------------------------
@@ -145,15 +149,14 @@ class Averages:
 
         `check` may refuse what the average is to follow, too.
         """
-        parameters = self.parameters.renewed()
-        wanted = parameters.wanted(self.each.values())
-        check(wanted[MAIN])
-        family.refuse_held_twice(self._model, self, parameters.groups(), self.relatives())
-        if self.guard is not None and self.began:
-            known = {id(e.w1) for e in self.entries()}
-            late = [(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in known]
-            if late:
-                self.guard.check(late)
+        parameters, known = self.parameters.renewed(), {id(e.w1) for e in self.entries()}
+        with all_or_none(self.team) as facts:
+            wanted = parameters.wanted(self.each.values())
+            check(wanted[MAIN])
+            family.refuse_held_twice(self._model, self, parameters.groups(), self.relatives())
+            if self.guard is not None and self.began:
+                self.guard.check([(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in known])
+            facts |= common_facts(self.team, self._model, wanted[MAIN], self._options.common())
         if self.began:
             groups = parameters.groups()
             family.exchange(self, groups, self.relatives())
@@ -168,6 +171,7 @@ class Averages:
         known = {id(entry.w1) for entry in average.entries.values()}
         new = [each for each in wanted if id(each.parameter) not in known]
         average.adopt(new, born=self.clock.count, dtype=self._options.dtype)
+        share(self.team, [average.entries[each.name] for each in new])
         if new:
             adopted = f"adopted by {average.name!r} at their present values"
             _report(f"{len(new)} parameter(s) were added to", new[0].name, adopted)

@@ -12,7 +12,7 @@ from torchbelay.physics.method import Method
 
 from . import checkpoint, optimizer_state, stats
 from .access import Access
-from .agreement import agreement, group_of
+from .agreement import agreement
 from .average import MAIN
 from .change import change
 from .models import as_loose
@@ -22,6 +22,7 @@ from .rules import Rule, as_rule
 from .shard import is_first_rank
 from .signals import signals_held
 from .slices import Slices
+from .team import common_facts, group_of_either, refuse_spectators
 from .validate import check_model, check_optimizers
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Belay(Access):
             the averages: each of N ranks keeps 1/N of them. Averages that only watch send nothing in a step; a pull
             gathers the weights. Every rank must call what needs all of an average: docs/scale.md has the list.
         **options: `dtype`, `bits`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
-            `keep_initial`; see `torchbelay.options.Options`.
+            `keep_initial`, `workers`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step
     needs no communication. With sharded models, `stats()` and full exports are collectives: call them on every rank.
@@ -83,17 +84,19 @@ class Belay(Access):
         shard: "ProcessGroup | DeviceMesh | None" = None,
         **options: Unpack[OptionArguments],
     ) -> None:
-        group = None if shard is None else group_of("shard", shard)
+        group = group_of_either(shard, options.get("workers"))
         with agreement(group) as facts:
             rules = _rules(method, spectators)
             self._model, optimizers, self._options = check_model(model), check_optimizers(optimizer), Options(**options)
-            slices = None if group is None else Slices(group)
+            slices = None if shard is None else Slices(group)
             self._parts = Parts(self._model, optimizers, rules, self._options, slices)
             self._optimizer = self._parts.first.optimizer
             self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
-            self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
+            main = self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
             if slices is not None:
                 facts |= self._parts.shared_facts(save_with_optimizer=save_with_optimizer)
+            refuse_spectators(self._parts.team, rules)
+            facts |= common_facts(self._parts.team, self._model, main, self._options.common())
             if save_with_optimizer:
                 optimizer_state.check(self._parts, replace=replace)
         self._parts.attach(replace=replace)

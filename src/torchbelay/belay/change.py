@@ -25,6 +25,11 @@ def change(parts: Parts, name: str, rule: Rule) -> None:
 
     Values and ages stay. Velocities that are new begin at 0, and methods without memory of past learning rates.
     """
+    if parts.team is not None:
+        raise RuntimeError(
+            "change() of an average that several workers share: make a new Belay with the other method on every "
+            "worker, and load_state_dict(state, strict=False)"
+        )
     with agreement(parts.group) as facts:
         wanted = [_wanted(part, name, rule) for part in parts.each]
         everything = [each for some in wanted for each in some]

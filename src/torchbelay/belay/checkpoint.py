@@ -221,17 +221,17 @@ def _remembering(method: Any, memory: tuple[float, ...]) -> Any:
 def _check_options(saved: Mapping[str, Any], options: Options) -> None:
     for name, (found, now) in options_of(saved, options).items():
         if not equal(found, now):
+            cure = f"a group of {found!r} workers" if name == "workers" else f"{name}={found!r}"
             raise ValueError(
-                f"{name} differs: {found!r} in the checkpoint, {now!r} here; build Belay with {name}={found!r}, "
-                f"{OR_CHANGE}"
+                f"{name} differs: {found!r} in the checkpoint, {now!r} here; build Belay with {cure}, {OR_CHANGE}"
             )
 
 
 def options_of(saved: Any, options: Options) -> dict[str, tuple[Any, int | str | None]]:
     """Return the options of a state and those that are here, by name; states of older versions do not have them all."""
-    rare: dict[str, Any] = {"keep_initial": False, "bits": None}
-    found = rare | dict(named("options", saved))
-    return {name: (found[name], now) for name, now in (rare | options.saved()).items()}
+    usual: dict[str, Any] = {"keep_initial": False, "workers": 1, "bits": None}
+    found = usual | dict(named("options", saved))
+    return {name: (found[name], now) for name, now in (usual | options.saved()).items()}
 
 
 def _check_average(average: Average, saved: Mapping[str, Any], step: int, version: int) -> None:

@@ -11,6 +11,7 @@ from torchbelay.ops.step import REST, Motion, Schedule, Swing
 from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.method import Method
 from torchbelay.physics.spring import Spring
+from torchbelay.physics.workers import share_of_each
 
 LONGEST = 1 << 16  # steps of a period that are worth writing down in advance
 
@@ -23,6 +24,7 @@ class Cohort:
     group: int | None  # of the optimizer; None, for all groups, if the method does not need a learning rate
     born: int  # optimizer steps taken before the first step of these tensors
     every: int  # couple at every N-th step only
+    workers: int = 1  # that share the average
     w1: list[Tensor] = field(default_factory=list)
     w2: list[Tensor] = field(default_factory=list)
     v1: list[Tensor] = field(default_factory=list)
@@ -56,7 +58,12 @@ class Cohort:
 
     def _motion(self, age: int, lr: float) -> Motion:
         inertia1, inertia2 = inertias(self.method)
-        coupling = compounded(self.method, age, lr, self.every)
+        if self.workers > 1:
+            coupling = share_of_each(self.method, self.method.coupling(age, lr), self.workers, self.every)
+        else:
+            coupling = compounded(self.method, age, lr, self.every)
+        if inertia2 is not None and coupling == REST.coupling:  # between two syncs velocities stand still
+            return REST
         return Motion(coupling, _swing(self.v1, inertia1), _swing(self.v2, inertia2))
 
     @cached_property
@@ -72,7 +79,7 @@ class Cohort:
         period = getattr(self.method, "period", None)
         if period is None or period > LONGEST:
             return None
-        return Schedule(tuple(Motion(self.method.coupling(t, 0.0)) for t in range(1, period + 1)))
+        return Schedule(tuple(self._motion(t, 0.0) for t in range(1, period + 1)))
 
 
 def varies(method: Method) -> str:
@@ -102,9 +109,9 @@ def decay(method: Method, age: int, lr: float, every: int) -> float:
 
 
 def inertias(method: Method) -> tuple[Inertia | None, Inertia | None]:
-    """Return how the velocities of the two masses move; only springs have any."""
-    return (method.inertia1, method.inertia2) if isinstance(method, Spring) else (None, None)
+    """Return how the velocities of the two masses move, at steps at which the coupling is not at rest."""
+    return getattr(method, "inertia1", None), getattr(method, "inertia2", None)
 
 
 def _swing(v: list[Tensor], inertia: Inertia | None) -> Swing | None:
-    return None if inertia is None else Swing(v, inertia)
+    return Swing(v, inertia) if v and inertia is not None else None

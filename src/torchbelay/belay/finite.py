@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchbelay.ops import arithmetic
+from torchbelay.ops.workers import Sync
 
 from .shard import least, local
 
@@ -35,6 +36,16 @@ class Guard:
             "copy_to_model()"
         )
 
+    def look_at_sums(self, sums: list[Tensor], step: int) -> Tensor | None:
+        """Return 1 if the sums over all workers are finite and 0 if not, or raise; None if they are known to be."""
+        good = arithmetic.finite(sums)
+        if self.raises and not bool(good):
+            raise FloatingPointError(
+                f"the weights of a worker are not finite at the sync of step {step}, on this rank or another: no "
+                "average has moved. Load a checkpoint, or go back to the average by copy_to_model()"
+            )
+        return None if self.raises else good
+
     def check(self, wanted: Named) -> None:
         """Refuse to begin an average at weights that are not finite."""
         if not self.is_good(wanted):
@@ -50,3 +61,14 @@ class Guard:
         bad = [i for i, (_, w) in enumerate(weights) if not bool(arithmetic.finite([local(w)]))]
         first = least(torch.tensor(bad[0] if bad else len(weights), device="cpu"), [w for _, w in weights])
         return f"parameter {weights[int(first)][0]!r} is not finite"
+
+
+def exchanged(prepared: object, guard: Guard | None, step: int) -> Tensor | None:
+    """Let all workers sum what they contribute, if the step is a sync; return 1 if the averages may move, 0 if not.
+
+    None means that they may. What is not finite on any worker is not finite in the sum, which all of them have, so that
+    they come to one answer. Nothing has moved yet.
+    """
+    assert isinstance(prepared, Sync)
+    sums = prepared.exchange()
+    return None if guard is None or not sums else guard.look_at_sums(sums, step)

@@ -51,6 +51,11 @@ _MODEL = ""  # in the place of an average's name: the model itself
 
 def check(parts: Parts, *, replace: bool) -> None:
     """Refuse what cannot be saved with its optimizer; changes nothing."""
+    if parts.team is not None:
+        raise ValueError(
+            "save_with_optimizer=True does not go with workers=: all workers must load at once; save "
+            "belay.state_dict() beside the optimizer's, one file per worker"
+        )
     for part in parts.each:
         if part.optimizer is None:
             raise ValueError(

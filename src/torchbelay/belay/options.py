@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -10,6 +10,7 @@ from torchbelay.ops.backend import check
 from torchbelay.physics import arguments
 
 from .planes import check_bits
+from .team import Team
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 Bits = Literal[24]
@@ -37,6 +38,16 @@ class OptionArguments(TypedDict, total=False):
     on_nonfinite: OnNonfinite
     device: str | torch.device | None
     keep_initial: bool
+    workers: Any
+
+
+class Kept(TypedDict):
+    """The options that every average has of its own."""
+
+    bits: int | None
+    home: torch.device | None
+    every: int
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,10 @@ class Options:
             forward and backward, and code that writes to weights by hand between two steps must synchronise first.
         keep_initial: keep a copy of the weights at which the averages began, per parameter, in the dtype of the
             averages and beside them. Readouts such as `torchbelay.readouts.bema` need it.
+        workers: a process group, or a DeviceMesh of one dimension. Each of its ranks is a worker that trains weights of
+            its own, without exchanging gradients, and all share one average: each hangs on it by a spring
+            (`methods.easgd`, `belay`), or their mean takes the place of the weights at a sync (`methods.diloco`,
+            `lookahead`). One sum over all workers per sync; see docs/workers.md.
 
     >>> Options(every=4).impl
     'auto'
@@ -86,6 +101,7 @@ class Options:
     on_nonfinite: OnNonfinite = "ignore"
     device: str | torch.device | None = None
     keep_initial: bool = False
+    workers: Any = None
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -103,6 +119,23 @@ class Options:
 
         if not isinstance(self.keep_initial, bool):
             raise TypeError(f"keep_initial={self.keep_initial!r} is neither True nor False")
+        if self.team is not None:
+            self._check_with_workers()
+
+    @property
+    def number_of_workers(self) -> int:
+        """The workers that share the average."""
+        return 1 if self.team is None else self.team.count
+
+    @property
+    def kept(self) -> Kept:
+        """Return what an average must know: where and how it is kept, how often it moves, for how many workers."""
+        return {"home": self.home, "every": self.every, "workers": self.number_of_workers, "bits": self.bits}
+
+    @cached_property
+    def team(self) -> Team | None:
+        """The workers that share the average; None if there is one alone."""
+        return None if self.workers is None else Team(self.workers)
 
     @cached_property
     def home(self) -> torch.device | None:
@@ -120,9 +153,32 @@ class Options:
                 "parameters, or 'cpu'"
             ) from problem
 
+    def _check_with_workers(self) -> None:
+        """Refuse options that do not go with workers."""
+        apart = (
+            "workers that train apart first have no common weights to begin at; make the Belay when they are to begin"
+        )
+        foreach = "workers are moved by foreach; leave it out"
+        reasons = {
+            "start": (self.start > 0, apart),
+            "buffers": (self.buffers == "average", "buffers are each worker's own; use buffers='copy'"),
+            "impl": (self.impl not in ("auto", "foreach"), foreach),
+            "rounding": (self.rounding != "nearest", foreach),
+            "device": (self.device is not None, "the average pulls the weights; leave it out"),
+            "bits": (self.bits is not None, "workers exchange what averages hold in a dtype; leave it out"),
+        }
+        for name, (holds, why) in reasons.items():
+            if holds:
+                raise ValueError(f"{name}={getattr(self, name)!r} does not go with workers=: {why}")
+
+    def common(self) -> dict[str, object]:
+        """Return the options that workers must have in common."""
+        return {**self.saved(), "dtype": self.dtype, "on_nonfinite": self.on_nonfinite}
+
     def saved(self) -> dict[str, int | str]:
-        """Return the options that a checkpoint must agree about; `keep_initial` and `bits` only if they are on."""
-        return {"every": self.every, "start": self.start, "buffers": self.buffers, **self._rare()}
+        """Return the options that a checkpoint must agree about; the rare ones and `workers` only if they are on."""
+        workers: dict[str, int | str] = {} if self.team is None else {"workers": self.team.count}
+        return {"every": self.every, "start": self.start, "buffers": self.buffers, **self._rare(), **workers}
 
     def _rare(self) -> dict[str, int]:
         """Return the options that change which tensors a checkpoint has, if they are on."""

@@ -19,7 +19,7 @@ from torchbelay.physics.warnings import warn
 
 from . import company, family, joint, modules, replicas, shard
 from .agreement import agreement
-from .average import MAIN, Average, WholeAverage
+from .average import MAIN, Average, Wanted, WholeAverage
 from .averages import Averages, Checked
 from .clock import Clock
 from .initial import Initial
@@ -33,6 +33,7 @@ from .rules import Rule
 from .signals import signals_held
 from .slices import Slices
 from .stepper import Stepper
+from .team import all_or_none, forget_beginning, loaded_facts
 from .unseen import Unseen
 from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
 
@@ -53,11 +54,8 @@ class Part:
         slices: Slices | None,
     ) -> None:
         self.optimizer, self.options, self.clock = optimizer, options, Clock()
-        home, every, bits = options.home, options.every, options.bits
         averages = {
-            name: Average(
-                name, rule, pulls=name == MAIN, home=home, every=every, initial=initial, slices=slices, bits=bits
-            )
+            name: Average(name, rule, pulls=name == MAIN, initial=initial, slices=slices, **options.kept)
             for name, rule in rules.items()
         }
         self.averages = Averages(model, optimizer, averages, options, self.clock)
@@ -86,8 +84,8 @@ class Part:
         entries = [e for e in self.averages.each[MAIN].entries.values() if id(e.w1) in groups]
         firsts = {groups[id(e.w1)]: e for e in reversed(entries)}
         rates = {group: self.averages.parameters.lr(group) for group in sorted(firsts)}
-        step, every = self.clock.count, self.options.every
-        return {g: lr * firsts[g].effective_lr_scale(step, lr, every) for g, lr in rates.items() if lr is not None}
+        at = self.clock.count, self.options.every, self.options.number_of_workers
+        return {g: lr * firsts[g].effective_lr_scale(lr, *at) for g, lr in rates.items() if lr is not None}
 
     def trained(self) -> joint.Trained:
         """Return what a state says of the optimizer."""
@@ -96,6 +94,7 @@ class Part:
 
     def load(self, checked: Checked) -> None:
         """Go on from a state that fits."""
+        forget_beginning(self.averages.team)
         self.averages.load(checked)
         self.stepper.forget_the_step()
         self.unseen.forget()
@@ -116,7 +115,8 @@ class Parts:
         options: Options,
         slices: Slices | None = None,
     ) -> None:
-        self.slices, self.group = slices, None if slices is None else slices.group
+        self.slices, self.team = slices, options.team
+        self.group = slices.group if slices is not None else None if self.team is None else self.team.group
         self.model, self._options, self.live = model, options, Live()
         self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
         self.saved_with_optimizer = False
@@ -136,8 +136,8 @@ class Parts:
 
     # Beginning ---------------------------------------------------------------------------------------------------
 
-    def check(self, *, replace: bool) -> None:
-        """Refuse what cannot be averaged, and warn about what will not go well; changes nothing."""
+    def check(self, *, replace: bool) -> list[Wanted]:
+        """Refuse what cannot be averaged, warn of what will not go well; return what the main average is to follow."""
         self._refuse_shared()
         names = modules.names_by_id(self.model)
         found = [part.averages.wanted(names) for part in self.each]
@@ -155,6 +155,7 @@ class Parts:
         warn_of_rounding(main, rounding=self._options.rounding)
         for part, each in zip(self.each, found, strict=True):
             warn_of_feedback(each[MAIN], part.optimizer)
+        return main
 
     def shared_facts(self, *, save_with_optimizer: bool) -> dict[str, object]:
         """Return what replicas that share the averages must not differ in; refuses what cannot be shared."""
@@ -301,8 +302,9 @@ class Parts:
     def restart(self) -> None:
         """Begin every average again at the weights as they are; refuses before any of them has changed."""
         self.follow_model()
-        for part in self.each:
-            part.averages.check_restart()
+        with all_or_none(self.team):
+            for part in self.each:
+                part.averages.check_restart()
         for part in self.each:
             part.averages.restart()
             part.stepper.forget_the_step()
@@ -334,6 +336,7 @@ class Parts:
             checked = self.checked(state, strict=strict)
             for i, found in enumerate(checked):
                 facts[f"the state of optimizer {i}"] = {key: found.state[key] for key in ("step", "began")}
+            facts |= loaded_facts(self.team, [each.state for each in checked])
         for part, each in zip(self.each, checked, strict=True):
             part.load(each)
         self.live.follow(moved=True)

@@ -78,6 +78,7 @@ class Plan:
         self.constant = averages.began and all(cohort.constant for cohort in moving)
         self._numbered = any(not cohort.constant and schedule is None for _, cohort, schedule in self._rows)
         self._numbered |= any(not cohort.constant for cohort in followers)
+        self._numbered |= averages.team is not None  # only the host knows whether a step is a sync
         self._unnumbered: list[Move] | None = None
         self.pulls = any(average.pulls and pulls_weights(cohort.method, 1e-12) for average, cohort, _ in self._rows)
 

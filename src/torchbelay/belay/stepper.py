@@ -13,7 +13,7 @@ from . import company, replicas
 from .agreement import agreement
 from .averages import Averages
 from .clock import Clock
-from .finite import Guard
+from .finite import Guard, exchanged
 from .hooks import StepHooks
 from .options import Options
 from .phantom import is_phantom
@@ -21,6 +21,7 @@ from .plan import Plan, Update, Work
 from .signals import signals_held
 from .states import Idle, Skipped, State, UnderWay
 from .swap import Swap
+from .team import warn_if_apart
 from .validate import pulled_by
 
 
@@ -48,7 +49,8 @@ class Stepper:
             model, optimizer, averages, options, clock, member,
         )  # fmt: skip
         member.add(self)
-        self.backend = choose(options.impl, rounding=options.rounding, home=options.home)
+        self._team = options.team
+        self.backend = choose(options.impl, rounding=options.rounding, home=options.home, workers=options.team)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         # A slice of the weights is none of the tensors that an optimizer's own pass goes over.
         self._slices = averages.slices
@@ -133,6 +135,8 @@ class Stepper:
     def _start(self, fusing: FusingOptimizer | None, update: Update | None) -> None:
         """Make the work of a step, and prepare for it, or hand the work over to an optimizer that takes it."""
         plan = self._current_plan()
+        if self._team is not None:
+            warn_if_apart(self._team)
         rate = None
         if update is not None:
             rate = update.rate
@@ -217,15 +221,18 @@ class Stepper:
                 f"averaged({swap.average.name!r}) was entered inside the step and not left: the optimizer has "
                 "updated the average. The weights come back when the block is left; then load a checkpoint or reset()"
             )
-        if guard is None or not isinstance(state, UnderWay) or not state.work.moves:
+        if self._team is None and (guard is None or not isinstance(state, UnderWay) or not state.work.moves):
             return
-        self._look_with(guard, state.work)
+        if isinstance(state, UnderWay):
+            self._look_with(guard, state.work)
 
     @torch.no_grad()
-    def _look_with(self, guard: Guard, work: Work) -> None:
-        step = self._clock.count + 1 if guard.raises else None
+    def _look_with(self, guard: Guard | None, work: Work) -> None:
         try:
-            good = guard.look(self._averages.named_weights(), step)
+            if guard is None or self._team is not None:
+                good = exchanged(work.prepared, guard, self._clock.count + 1)
+            else:
+                good = guard.look(self._averages.named_weights(), self._clock.count + 1 if guard.raises else None)
         except FloatingPointError:  # the step has taken place; after any other error it may be taken again
             self._drop_the_last()
             raise

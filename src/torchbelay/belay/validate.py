@@ -108,6 +108,7 @@ def check_method(
 
 def _check_thinning(method: Method, coupling: Coupling, every: int) -> None:
     """Refuse `every` > 1 for a method that needs each single step."""
+    own = f", or {type(method).__name__}(..., every={every})" if hasattr(method, "every") else ""
     reasons = {
         "it adds a force of its own at every step": not coupling.relaxes or coupling.a < 0,
         "its velocities move at every step": any(inertias(method)),
@@ -116,7 +117,7 @@ def _check_thinning(method: Method, coupling: Coupling, every: int) -> None:
     }
     for why, holds in reasons.items():
         if holds:
-            raise ValueError(f"every={every} does not go with {method!r}: {why}; use every=1")
+            raise ValueError(f"every={every} does not go with {method!r}: {why}; use every=1{own}")
 
 
 def pulls_weights(method: Method, lr: float) -> bool:
@@ -197,7 +198,8 @@ def _warn_of_momentum(found: Iterable[Wanted], optimizer: Optimizer) -> None:
     warned: set[int] = set()
     for method, group in pairs.values():
         momentum = momentum_of(optimizer.param_groups[group])
-        if momentum is None or id(method) in warned:
+        syncs = getattr(method, "gathering", None) == "mean"  # between them nothing pulls
+        if momentum is None or id(method) in warned or syncs:
             continue
         for step, coupling in _telling_couplings(method):
             if coupling.a < 0 < coupling.rate and is_below_floor(coupling, momentum.beta, nesterov=momentum.nesterov):

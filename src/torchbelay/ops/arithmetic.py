@@ -47,9 +47,9 @@ def lerp_(w: Tensors, end: Tensors, weight: float, keep: Tensor | None = None) -
         wide, ends = _widened(some, ends)
         if keep is None:
             torch._foreach_lerp_(wide, ends, weight)
-            write_back(some, wide)
+            _write_back(some, wide)
         else:
-            write_back(some, torch._foreach_lerp(wide, ends, weight), keep)
+            _write_back(some, torch._foreach_lerp(wide, ends, weight), keep)
 
 
 def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: Tensor | None = None) -> None:
@@ -67,7 +67,7 @@ def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: T
     elif isclose(pull + follow, 1, rel_tol=1e-15):  # they meet: a sync leaves not a bit between them
         lerp_(w2, w1, follow, keep)
         for some1, some2 in pieces(w1, w2):
-            write_back(some1, some2, keep)
+            _write_back(some1, some2, keep)
     else:
         for some1, some2 in pieces(w1, w2):
             wide1, wide2 = _widened(some1, some2)
@@ -85,13 +85,14 @@ def couple_(
     *,
     swing1: Swing | None = None,
     swing2: Swing | None = None,
+    meets: bool = False,
 ) -> None:
     """Apply a whole coupling (a, b, p, q) after the optimizer's step; `before` holds w1 from before it.
 
         w1' = before + a·(w2 − before) + p·(w1* − before) + carry1·v1
         w2' = w2 + b·(before − w2) + q·(w1* − before) + carry2·v2
 
-    A mass that swings brings its velocities, which move with it.
+    A mass that swings brings its velocities, which move with it. If they meet, w1' is a copy of w2'.
 
     >>> w1, w2 = [torch.tensor([1.0])], [torch.tensor([8.0])]
     >>> couple_(w1, w2, [torch.tensor([0.0])], (0.25, 0.5, 0.75, 0.0))
@@ -117,9 +118,11 @@ def couple_(
                 terms[i].append((carry, v))
                 terms.append([(stay - 1, v), (sign * pull, away), (push, update)])
         changes = [_sum(*each) for each in terms]  # all of them before anything moves
-        for x, y, change in zip(xs, ys, changes, strict=True):
+        for x, y, change in zip(xs[meets:], ys[meets:], changes[meets:], strict=True):
             if change is not None:
                 _move_(x, y, change, 1.0, keep)
+        if meets:  # a sync leaves not a bit between them
+            _write_back(xs[0], xs[1], keep)
         del update, away, terms, changes, change  # before the next piece needs as much again
 
 
@@ -153,6 +156,27 @@ def mix_(to: Tensors, *terms: tuple[float, Tensors]) -> None:
             torch._foreach_add_(total, torch._foreach_sub(each, start), alpha=share)
         torch._foreach_add_(total, start)
         torch._foreach_copy_(targets, total)
+
+
+def add_(w: Tensors, change: Tensors, *, keep: Tensor | None = None) -> None:
+    """Add changes of a dtype that is as wide or wider. Rounded once.
+
+    >>> w = [torch.ones(1, dtype=torch.bfloat16)]
+    >>> add_(w, [torch.tensor([0.5])])
+    >>> w
+    [tensor([1.5000], dtype=torch.bfloat16)]
+    """
+    _move_(w, [t.to(c.dtype) for t, c in zip(w, change, strict=True)], change, 1.0, keep)
+
+
+def write_(to: Tensors, source: Tensors, keep: Tensor | None = None) -> None:
+    """Overwrite `to` with `source`, rounding to its dtype, if the step took place."""
+    _write_back(to, source, keep)
+
+
+def widest(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which tensors are computed with together: the widest of theirs, and at least float32."""
+    return reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
 
 
 def overwrite_(to: Tensor, source: Tensor, keep: Tensor | None) -> None:
@@ -241,9 +265,9 @@ def _move_(own: Tensors, wide: Tensors, change: Tensors, factor: float, keep: Te
     """Add factor·change to `wide`, which is `own` or a scratch copy of it, and round into `own`."""
     if keep is None:
         torch._foreach_add_(wide, change, alpha=factor)
-        write_back(own, wide)
+        _write_back(own, wide)
     else:
-        write_back(own, torch._foreach_add(wide, change, alpha=factor), keep)
+        _write_back(own, torch._foreach_add(wide, change, alpha=factor), keep)
 
 
 def _widened(*lists: Tensors) -> list[list[Tensor]]:
@@ -253,12 +277,12 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
         return [list(tensors) for tensors in lists]
     columns = []
     for group in zip(*lists, strict=True):
-        widest = reduce(torch.promote_types, (t.dtype for t in group), torch.float32)
-        columns.append([t.to(widest) for t in group])
+        wide = widest(*group)
+        columns.append([t.to(wide) for t in group])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def write_back(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
+def _write_back(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
     """Round what was computed in a scratch copy into its own tensor; not where `keep` is 0."""
     pairs = [(o, n) for o, n in zip(own, new, strict=True) if o is not n]
     if keep is not None:

@@ -17,6 +17,7 @@ from .host import Host
 from .reference import Reference
 from .step import Count, Move, TensorGroup, Tensors
 from .trade import Trade
+from .workers import Workers
 
 _EVERYWHERE = {"foreach": Foreach, "reference": Reference}
 NAMES = ("auto", *_EVERYWHERE, "triton")
@@ -71,13 +72,25 @@ def check(impl: str) -> None:
         raise ValueError("impl='triton' needs the package triton, which is not installed; use impl='auto'")
 
 
-def choose(impl: str, *, rounding: str = "nearest", home: torch.device | None = None) -> Backend:
-    """Return the backend of that name; "auto" is the fastest one that runs here. Averages may have a `home`.
+class Team(Protocol):
+    """The ranks that share an average."""
+
+    group: Any  # a process group
+
+
+def choose(
+    impl: str, *, rounding: str = "nearest", home: torch.device | None = None, workers: Team | None = None
+) -> Backend:
+    """Return the backend of that name; "auto" is the fastest one that runs here.
+
+    Averages may have a `home`, and may be shared by `workers`.
 
     >>> choose("foreach").name
     'foreach'
     """
     check(impl)
+    if workers is not None:
+        return Workers(workers.group)
     if home is not None:
         return Host(impl, home)
     if impl == "triton" or (impl == "auto" and torch.cuda.is_available() and has_triton()):

@@ -18,5 +18,6 @@ class Foreach(ListBackend):
             arithmetic.pull_together_(group.w1, group.w2, motion.coupling.a, motion.coupling.q, keep)
         else:
             arithmetic.couple_(
-                group.w1, group.w2, copy, motion.numbers, keep, swing1=motion.swing1, swing2=motion.swing2
-            )
+                group.w1, group.w2, copy, motion.numbers, keep, swing1=motion.swing1, swing2=motion.swing2,
+                meets=motion.meets and motion.swings,
+            )  # fmt: skip

@@ -178,7 +178,7 @@ def move(
         for own, new in zip((high, low), planes, strict=True):
             arithmetic.copy_(own, _like(new, own))
         if _meets(motion):
-            arithmetic.write_back(w1, _like(joined(*planes), w1), keep)
+            arithmetic.write_(w1, _like(joined(*planes), w1), keep)
 
 
 def _like(flat: Tensor, tensors: Tensors) -> list[Tensor]:

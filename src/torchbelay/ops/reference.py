@@ -91,5 +91,7 @@ class Reference(ListBackend):
                     v, (carry, stay, stiffness, push) = swing.v[i].to(widest), swing.inertia
                     news[at] = (news[at][0], news[at][1] + carry * v)
                     news.append((swing.v[i], stay * v + stiffness * apart + push * u))
+            if motion.meets and motion.swings:  # where the average arrives with its velocity
+                news[0] = (x1, news[1][1])
             for old, new in news if motion.pulls else news[1:]:  # w1 + u is w1* but for a rounding
                 old.copy_(new if keep is None else torch.where(keep.to(old.device) != 0, new, old.to(new.dtype)))

@@ -52,9 +52,14 @@ class Motion:
         return self.swings or self.coupling.needs_copy
 
     @cached_property
+    def meets(self) -> bool:
+        """Whether weights and average end in one place: where the average arrives, its velocity included."""
+        return self.swing1 is None and self.coupling.meets
+
+    @cached_property
     def pulls(self) -> bool:
         """Whether the weights feel the average."""
-        return self.coupling.pulls or self.swing1 is not None
+        return self.coupling.pulls or self.swing1 is not None or (self.swing2 is not None and self.meets)
 
     @cached_property
     def rests(self) -> bool:

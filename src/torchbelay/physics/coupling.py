@@ -175,6 +175,14 @@ class Coupling:
         return self.a != 0 or self.p != 1
 
     @property
+    def meets(self) -> bool:
+        """Whether weights and average end in one place: w1* and w2 alone give the result, and a + b = 1.
+
+        If the average has a velocity, they meet where it arrives with it.
+        """
+        return math.isclose(self.rate, 1, rel_tol=1e-15) and not self.needs_copy
+
+    @property
     def needs_copy(self) -> bool:
         """Whether this coupling needs a copy of w1 from before the step.
 

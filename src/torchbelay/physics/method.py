@@ -11,6 +11,8 @@ A method may also have these attributes:
     settled   a function like `coupling`, if θ is scheduled: the numbers of a θ that stands still at this step's
     horizon   the last step at which its schedules change, if they say
     scaled    a function of κ that returns the same average for a batch κ times as large
+    inertia2  how a velocity of the average moves at each step that is not at rest (`coupling.Inertia`)
+    gathering what the method does with several workers (`Gathering`); without it, it is for one alone
 
 All are optional. Without `varies`, `coupling` is called at every step, which is always right. With `period` or `law` a
 device can compute the numbers of a step itself, and the host does not wait for it.
@@ -23,6 +25,9 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checka
 from .coupling import Coupling
 
 Varies = Literal["never", "step", "lr"]
+# With several workers: "spring", each hangs on the common average by a spring of its own; "mean", at a sync the mean of
+# all workers takes the place of the weights.
+Gathering = Literal["spring", "mean"]
 
 
 class Law(NamedTuple):

@@ -56,6 +56,7 @@ class Spring:
     allow_unstable: bool = False
 
     varies: ClassVar[str] = "never"  # the coupling is the same at every step and learning rate
+    gathering: ClassVar[str] = "spring"  # every worker hangs on the average by a spring like this one
 
     def __post_init__(self) -> None:
         for name in ("k", "dt"):

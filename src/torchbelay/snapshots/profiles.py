@@ -122,20 +122,31 @@ def pair(numbers: Tensor, swings: Swings = (None, None)) -> Filter:
     a, b, p, q = numbers.unbind(1)
     one, two = (each or _STILL for each in swings)
     zero = torch.zeros_like(a)
+    moves = 1.0 - (numbers == numbers.new_tensor(_REST)).all(1).double()  # at rest, velocities stand still
+    meets = _meeting(numbers).double() * (swings[0] is None)
     rows = [
-        [1 - b, b, zero, zero + two.carry],
-        [a, 1 - a, zero + one.carry, zero],
-        [zero + one.pull, zero - one.pull, zero + one.stay, zero],
-        [zero - two.pull, zero + two.pull, zero, zero + two.stay],
+        [1 - b, b, zero, moves * two.carry],
+        [a, 1 - a, moves * one.carry, meets * two.carry],
+        [moves * one.pull, -moves * one.pull, 1 - moves * (1 - one.stay), zero],
+        [-moves * two.pull, moves * two.pull, zero, 1 - moves * (1 - two.stay)],
     ]
-    gain = [q - 1, p - 1, zero + one.push, zero + two.push]
+    gain = [q - 1, p - 1, moves * one.push, moves * two.push]
     n = 2 if swings == (None, None) else 4
     return Filter(torch.stack([torch.stack(row[:n], 1) for row in rows[:n]], 1), torch.stack(gain[:n], 1), own=1)
 
 
 def pulls(numbers: Tensor, swings: Swings = (None, None)) -> bool:
     """Whether an average with these couplings changes the weights."""
-    return bool((numbers[:, 0] != 0).any() or (numbers[:, 2] != 1).any()) or swings[0] is not None
+    if swings[0] is not None or (swings[1] is not None and bool(_meeting(numbers).any())):
+        return True
+    return bool((numbers[:, 0] != 0).any() or (numbers[:, 2] != 1).any())
+
+
+def _meeting(numbers: Tensor) -> Tensor:
+    """Return at which steps weights and average end in one place, as `Coupling.meets` has it."""
+    a, b, p, q = numbers.unbind(1)
+    alike = [torch.isclose(x, y, rtol=1e-14, atol=1e-15) for x, y in ((a + b, torch.ones_like(a)), (p, 1 - a), (q, b))]
+    return alike[0] & alike[1] & alike[2]
 
 
 def following(numbers: Tensor, born: int, run: Filter) -> Filter:

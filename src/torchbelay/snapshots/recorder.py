@@ -83,6 +83,11 @@ class Recorder:
     ) -> None:
         if not isinstance(belay, Belay):
             raise TypeError(f"belay={belay!r} is not a Belay; give the one whose averages are to be recorded")
+        if belay._parts.team is not None:
+            raise ValueError(
+                "belay has an average that several workers share, and snapshots of it tell nothing of the others' "
+                "updates; record a second Belay, without workers="
+            )
         self.rhythm = Rhythm(every, spacing)
         self.keep = None if keep is None else arguments.whole("keep", keep, low=1)
         self._source = Source(belay)

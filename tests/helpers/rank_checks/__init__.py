@@ -17,12 +17,14 @@ from . import (
     sharing_saved,
     spreading,
     teaching,
+    workers,
 )
 from .runs import CHECKS, Check
 
 # Each registers its checks.
 MODULES = (
     agreeing, carrying, planes, recording, saving, several, sharding, sharing, sharing_saved, spreading, teaching,
+    workers,
 )  # fmt: skip
 
 

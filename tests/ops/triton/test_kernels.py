@@ -13,6 +13,7 @@ from helpers.methods_under_test import METHODS
 from helpers.problems import same
 from helpers.seams import Motion, Move, Swing, schedule_of
 from torchbelay.ops import arithmetic, reference
+from torchbelay.ops.step import REST
 from torchbelay.ops.triton.table import BLOCK, fits
 from torchbelay.physics import methods
 from torchbelay.physics.coupling import Coupling
@@ -62,6 +63,31 @@ def test_velocities_equal_the_reference(spring, algorithm1, by: str) -> None:
     close(mine.w2, w2, factor=20)
     close(mine.v1 if motion.swing1 else [], v1 if motion.swing1 else [], factor=20)
     close(mine.v2 if motion.swing2 else [], v2 if motion.swing2 else [], factor=20)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("momentum", [0.9, 0.25])
+@pytest.mark.parametrize("by", ["host", "device"])
+def test_weights_and_average_meet_where_its_velocity_takes_it(by: str, momentum: float) -> None:
+    """At 0.25 the four numbers are those of a copy, a = 0 and p = 1, and the velocity alone moves the weights."""
+    method, mine, backend, count = methods.diloco(3, lr=0.8, momentum=momentum), lists(), kernel(), Counter()
+    mine.v2 = [torch.zeros_like(w) for w in mine.w2]
+    exact = mine.copy(torch.float64)
+    sync = Motion(method.coupling(3, 0.0), swing2=Swing(mine.v2, method.inertia2))
+    for step in range(1, 10):
+        move = scheduled(mine, REST, REST, sync) if by == "device" else still(mine, REST if step % 3 else sync)
+        u = updates(step)
+        take(backend, [move], u, count=count)
+        for i, by_ in enumerate(u):
+            exact.w1[i] = exact.w1[i] + by_.double()
+            if step % 3 == 0:
+                d = exact.w1[i] - exact.w2[i]
+                exact.w2[i] = exact.w2[i] + 0.8 * ((1 + momentum) * d + momentum**2 * exact.v2[i])
+                exact.v2[i] = momentum * exact.v2[i] + d
+                exact.w1[i] = exact.w2[i]
+        if step % 3 == 0:
+            assert all(map(same, mine.w1, mine.w2))  # not a bit is between them
+    close(mine.all(), exact.all(), factor=5)
 
 
 # Layouts and sizes

@@ -22,7 +22,7 @@ def row(motion: Motion, form: str) -> list[float]:
     c = motion.coupling
     if form == "whole":
         relax1, relax2 = _same(c.p, 1 - c.a), _same(c.q, c.b)
-        meets = relax1 and relax2 and isclose(c.a + c.b, 1, rel_tol=1e-15) and c.a != 0 and not motion.swings
+        meets = motion.meets and motion.pulls
         inertias = [*(motion.swing1.inertia if motion.swing1 else (0.0,) * 4)]
         inertias += motion.swing2.inertia if motion.swing2 else (0.0,) * 4
         numbers = [c.a, c.b, c.p, c.q, *inertias, float(meets), float(relax1), float(relax2)]

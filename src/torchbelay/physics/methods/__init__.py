@@ -9,6 +9,7 @@ from torchbelay.physics.method import Method
 
 from .belay import belay
 from .centred import centred
+from .diloco import diloco
 from .easgd import easgd
 from .ema import ema
 from .ema_nesterov import ema_nesterov
@@ -25,6 +26,7 @@ __all__ = [
     "Method",
     "belay",
     "centred",
+    "diloco",
     "easgd",
     "ema",
     "ema_nesterov",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torchbelay.physics import arguments
 from torchbelay.physics.coupling import Coupling, watch
-from torchbelay.physics.method import Varies
+from torchbelay.physics.method import Gathering, Varies
 from torchbelay.physics.scaling import Unscaled
 
 
@@ -17,7 +17,8 @@ class lookahead(Unscaled):
         a = 1 − s, b = s, p = s, q = s    at every k-th step, with s = alpha
         a = 0,     b = 0, p = 1, q = 0    between
 
-    The slow weights start as a copy of the weights.
+    The slow weights start as a copy of the weights. With several workers (`Belay(..., workers=group)`) their mean takes
+    the place of w1 at a sync; with alpha = 1 that is local SGD.
 
     When to use it: to steady an inner optimizer that oscillates. Over a round the weights keep `alpha` of what the
     inner optimizer did, so its learning rate may need to rise.
@@ -34,6 +35,7 @@ class lookahead(Unscaled):
     varies: ClassVar[Varies] = "step"
     rhythm: ClassVar[bool] = True
     pulls: ClassVar[bool] = True
+    gathering: ClassVar[Gathering] = "mean"
     unscaled: ClassVar[str] = "its rounds count steps and have no rate; choose k anew"
 
     def __post_init__(self) -> None:
