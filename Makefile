@@ -38,10 +38,11 @@ test: setup ## all tests but the slow ones, with coverage; about 15 minutes on 2
 test-all: test ## `make test`, then the slow ones: several processes, a browser, kills and a small soak
 	$(PYTEST) -m slow tests
 
-soak: setup ## an hour of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints, 10,000 runs of random events, exceptions at every line
+soak: setup ## an hour of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints, 10,000 runs of random events, exceptions at every line, new examples of properties
 	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 TORCHBELAY_EVENTS=10000 TORCHBELAY_LINES=1 \
 		$(PYTEST) --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py \
 		tests/behaviour/test_killed_merge.py tests/behaviour/test_fuzz_checkpoint.py $(TRACING)
+	TORCHBELAY_NEW_EXAMPLES=1 $(PYTEST) -m "not slow" tests/physics tests/ops tests/testing
 
 lint: setup ## style, types and the direction of imports
 	$(BIN)/ruff format --check .

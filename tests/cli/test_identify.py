@@ -38,6 +38,20 @@ def tenth(model):
     return sometimes, read
 
 
+def raising(model):
+    return (lambda: 1 / 0), (lambda: model)
+
+
+def squared(model):
+    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update():
+        for name, p in model.named_parameters():
+            shadow[name].lerp_(p.detach() ** 2, 0.1)
+
+    return update, lambda: shadow
+
+
 class Trainer:
     averaging = staticmethod(averaging)
 
@@ -88,6 +102,14 @@ def test_it_ends_with_1_if_there_is_a_problem(run) -> None:
     assert "decay and 1 − decay are swapped" in " ".join(printed.out.split())
 
 
+@pytest.mark.parametrize(("name", "said"), [("raising", "ZeroDivisionError"), ("squared", "linear")])
+def test_it_ends_with_3_if_the_code_cannot_be_identified(run, name: str, said: str) -> None:
+    printed = run(f"identify train:{name} --steps 16")
+    assert (printed.status, printed.err) == (3, "")
+    assert said in printed.out
+    assert run(f"identify train:{name} --steps 16 --json").json["reason"] is not None
+
+
 def test_every_says_what_is_meant(run) -> None:
     assert run("identify train:tenth --steps 64").status == 1
     assert run("identify train:tenth --steps 64 --every 10").status == 0
@@ -111,7 +133,7 @@ def test_json_has_every_digit(run) -> None:
 
 def test_json_of_code_that_does_not_run_is_json(run) -> None:
     printed = run("identify os:path.join --json")
-    assert printed.status == 1
+    assert printed.status == 3
     assert printed.json["couplings"] == []
     assert "factory(model) raised TypeError" in printed.json["problems"][0]
 

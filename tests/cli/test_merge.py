@@ -116,28 +116,43 @@ def test_ctrl_c_ends_with_status_130(run, paths: list[str], tmp_path: Path, monk
     assert (printed.status, printed.err.splitlines()[-1]) == (130, "torchbelay merge: stopped; nothing was written")
 
 
+INTERRUPTED = """
+import os, signal, sys, threading
+from torchbelay import cli
+from torchbelay.snapshots import merger
+
+came, mean = threading.Event(), merger.mean
+
+def notice(*signal_and_frame):
+    came.set()
+    signal.default_int_handler(*signal_and_frame)
+
+def late_mean(*given, **more):
+    open("computing", "w").close()
+    came.wait()
+    return mean(*given, **more)
+
+signal.signal(signal.SIGINT, notice)
+merger.mean = late_mean
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
 def test_a_real_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    """The merge has begun and cannot end before the signal, however long either takes."""
     for number in range(2):
-        save_file({"w": torch.full((30_000_000,), float(number))}, tmp_path / f"{number}.safetensors")
-    line = [
-        sys.executable,
-        "-m",
-        "torchbelay.cli",
-        "merge",
-        "0.safetensors",
-        "1.safetensors",
-        "--out",
-        "out.safetensors",
-    ]
+        save_file({"w": torch.full((3_000_000,), float(number))}, tmp_path / f"{number}.safetensors")
+    line = [sys.executable, "-c", INTERRUPTED, "merge", "0.safetensors", "1.safetensors", "--out", "out.safetensors"]
     process = subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]:
+    while process.poll() is None and not (tmp_path / "computing").exists():
         time.sleep(0.005)
+    assert [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert (process.returncode, said.splitlines()[-1]) == (130, "torchbelay merge: stopped; nothing was written")
-    assert sorted(os.listdir(tmp_path)) == ["0.safetensors", "1.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == ["0.safetensors", "1.safetensors", "computing"]
 
 
 EVALUATION = """

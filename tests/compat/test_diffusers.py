@@ -181,6 +181,50 @@ def test_a_saved_average_loads_as_a_model_in_diffusers_and_here(tmp_path: Any, f
             assert loaded.model_config["sample_size"] == 8
 
 
+@pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name:FutureWarning")  # diffusers' own
+@pytest.mark.parametrize("foreach", [True, False])
+def test_an_average_before_its_first_step_comes_back_and_goes_on(tmp_path: Any, foreach: bool) -> None:
+    """The state of a network for text and images, whose configuration holds more than numbers."""
+    theirs = peer()
+    from diffusers import UNet2DConditionModel
+
+    model = UNet2DConditionModel(
+        sample_size=8,
+        in_channels=2,
+        out_channels=2,
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        norm_num_groups=4,
+        cross_attention_dim=8,
+        attention_head_dim=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    ).eval()
+    ema = EMAModel(
+        model.parameters(), decay=0.9, foreach=foreach, model_cls=UNet2DConditionModel, model_config=model.config
+    )
+    ema.save_pretrained(tmp_path)
+    loaded, other = (
+        each.from_pretrained(tmp_path, model_cls=UNet2DConditionModel, foreach=foreach) for each in (EMAModel, theirs)
+    )
+    loaded.to("cpu")
+    assert (loaded.optimization_step, loaded.decay, loaded.foreach) == (0, 0.9, foreach)
+    assert loaded.model_cls is UNet2DConditionModel
+    assert all(map(torch.equal, loaded.shadow_params, ema.shadow_params))
+    plain = UNet2DConditionModel.from_pretrained(tmp_path).eval()
+    given = torch.randn(1, 2, 8, 8), torch.tensor([3]), torch.randn(1, 5, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(*given).sample, model(*given).sample, rtol=0, atol=0)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        walk(model.parameters(), generator)
+        for each in (ema, loaded, other):
+            each.step(model.parameters())
+    assert all(map(torch.equal, loaded.shadow_params, ema.shadow_params))
+    assert_close(loaded.shadow_params, other.shadow_params)
+    assert (loaded.optimization_step, loaded.cur_decay_value) == (3, other.cur_decay_value)
+
+
 def test_saving_needs_the_model_class() -> None:
     with pytest.raises(ValueError, match="model_cls=None"):
         EMAModel([]).save_pretrained("nowhere")

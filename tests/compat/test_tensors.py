@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from torchbelay.compat import tensors
-from torchbelay.compat.tensors import Fractions
 
 
 @pytest.mark.parametrize("average", [torch.float32, torch.float64, torch.bfloat16])
@@ -35,25 +34,3 @@ def test_what_is_copied_keeps_the_order() -> None:
     averages, weights = [torch.tensor(float(i)) for i in range(4)], [torch.tensor(10.0 + i) for i in range(4)]
     (moving, ends), (rest, sources) = tensors.part(averages, weights, [True, False, False, True])
     assert [t.item() for t in (*moving, *ends, *rest, *sources)] == [0, 3, 10, 13, 1, 2, 11, 12]
-
-
-def test_fractions_follow_averages_that_change_their_dtype_or_number() -> None:
-    fractions, first = Fractions(), torch.ones(2, dtype=torch.bfloat16)
-    (wide,) = fractions.widen([first])
-    wide.add_(0.001)  # less than bfloat16 can tell from 1
-    fractions.round_into([first])
-    assert first.tolist() == [1.0, 1.0]
-    assert fractions.widen([first])[0][0].item() == pytest.approx(1.001)
-    second = torch.full((3,), 7.0, dtype=torch.float16)
-    assert [t.dtype for t in fractions.widen([first, second, torch.ones(1)])] == [torch.float32] * 3
-    assert fractions.widen([second])[0].tolist() == [7.0] * 3
-    third = torch.ones(2, dtype=torch.float64)
-    assert fractions.widen([third])[0] is third
-
-
-def test_only_what_was_overwritten_is_taken_from_a_16_bit_average() -> None:
-    fractions, average = Fractions(), torch.ones(2, dtype=torch.bfloat16)
-    fractions.widen([average])[0].add_(0.001)
-    fractions.round_into([average])
-    average[1] = 5.0
-    assert fractions.widen([average])[0].tolist() == pytest.approx([1.001, 5.0])

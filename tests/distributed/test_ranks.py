@@ -46,7 +46,7 @@ def _run(folder: Path) -> None:
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
-            timeout=4 * ranks.LIMIT + 60,
+            timeout=2 * ranks.LIMIT * len(ranks.WORLDS) + 600,  # two attempts each, and the imports
             check=False,
         )
 

@@ -56,7 +56,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Runs:
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
                 environment.pop(name, None)
             line = [sys.executable, score_ranks.__file__, str(folder)]
-            done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=400, check=False)
+            done = subprocess.run(
+                line, env=environment, capture_output=True, text=True, timeout=8 * score_ranks.LIMIT, check=False
+            )
             assert done.returncode == 0, done.stderr
     return Runs(folder)
 

@@ -23,7 +23,7 @@ from helpers.small import mlp
 from helpers.two_processes import WORLD, Check, main
 from torchbelay.integrations.accelerate import attach
 
-LIMIT = 150.0
+LIMIT = 600.0  # seconds; on an idle machine it takes a tenth of that
 EMA = tb.Spring.ema(decay=0.9)
 BELAY = tb.Spring(k=1.0, m1=10.0, m2=20.0)
 

@@ -12,14 +12,16 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 WORLDS = (2, 1, 3, 4)  # 2 first: it saves what the others load
-LIMIT = 200.0  # seconds for the checks of one number of ranks; they take a tenth of it on an idle machine
+LIMIT = 600.0  # seconds for the checks of one number of ranks; they take a few, and many on a busy machine
+PATIENCE = 180.0  # seconds in which one rank waits for the others
 
 
 def run(rank: int, world: int, folder: Path) -> None:
@@ -39,7 +41,7 @@ def run(rank: int, world: int, folder: Path) -> None:
         init_method=f"file://{folder}/store{world}",
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=LIMIT - 20),
+        timeout=timedelta(seconds=PATIENCE),
     )
     said: dict[str, str | None] = {}
     for name, check in rank_checks.for_ranks(world).items():
@@ -63,16 +65,40 @@ def run(rank: int, world: int, folder: Path) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def finish(processes: "Sequence[multiprocessing.context.ForkProcess]", limit: float) -> None:
-    """Start them all and wait; those that take longer than `limit` seconds are killed."""
+def finish(target: Callable[..., None], world: int, *arguments: object, limit: float) -> list[int | None]:
+    """Run `target(rank, *arguments)` in a fork for each rank, and return the exit statuses.
+
+    After `limit` seconds, those that still run are killed.
+    """
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=target, args=(rank, *arguments)) for rank in range(world)]
+    end = time.monotonic() + limit
     for process in processes:
         process.start()
     for process in processes:
-        process.join(limit)
+        process.join(max(0.0, end - time.monotonic()))
     for process in processes:
         if process.is_alive():
             process.kill()
             process.join()
+    return [process.exitcode for process in processes]
+
+
+def finish_twice_if_needed(
+    target: Callable[..., None], world: int, *arguments: object, limit: float, store: Path
+) -> None:
+    """Do `finish`, and once more if a process crashed.
+
+    Seen once in six runs with 3 ranks: glibc ended a forked rank ("double free"). Such a run says nothing of the checks
+    after it. A check that fails ends no process.
+    """
+    for attempt in (1, 2):
+        store.unlink(missing_ok=True)
+        statuses = finish(target, world, *arguments, limit=limit)
+        crashed = [-status for status in statuses if status in (-signal.SIGABRT, -signal.SIGSEGV)]
+        if not crashed:
+            return
+        sys.stderr.write(f"attempt {attempt} with {world} ranks: ended by signal {crashed[0]}\n")
 
 
 def main(folder: Path) -> None:
@@ -80,18 +106,8 @@ def main(folder: Path) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     from helpers import rank_checks  # noqa: F401  # the imports, once for all
 
-    fork = multiprocessing.get_context("fork")
     for world in WORLDS:
-        for attempt in (1, 2):
-            ranks = [fork.Process(target=run, args=(rank, world, folder)) for rank in range(world)]
-            finish(ranks, LIMIT)
-            # Seen once in six runs with 3 ranks: glibc ended a forked rank ("double free"). Such a run says nothing of
-            # the checks after it, and is taken again, once; a check that fails ends no process.
-            died = [-rank.exitcode for rank in ranks if rank.exitcode in (-signal.SIGABRT, -signal.SIGSEGV)]
-            if not died:
-                break
-            sys.stderr.write(f"attempt {attempt} with {world} ranks: ended by signal {died[0]}\n")
-            (folder / f"store{world}").unlink(missing_ok=True)
+        finish_twice_if_needed(run, world, world, folder, limit=LIMIT, store=folder / f"store{world}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python tests/helpers/score_command.py train tiny-ncsn --out RUN
 
-The environment slows it down and lets a test watch it. TINY_PAUSE is a pause after each step, in seconds. TINY_AGREE is
-the number of steps after which several processes agree whether to stop. After the step TINY_STOP it sends itself a
-SIGTERM. In the folder TINY_MARKS it creates a file for each step, before the pause, and for each signal it notices.
+The environment lets a test watch it and stop it. In the folder TINY_MARKS it creates a file for each step and for each
+signal that it notices. After the step TINY_HOLD it waits, until a signal comes or, with TINY_DEAF, for good. After the
+step TINY_STOP it sends itself a SIGTERM. TINY_AGREE is the number of steps after which several processes agree whether
+to stop.
 """
 
 import os
@@ -32,8 +33,9 @@ def main(argv: list[str]) -> int:
     preset = next((PRESETS[word] for word in argv if word in PRESETS), NCSN_PRESET)
     data.load = lambda name, path: preset_images(preset)  # type: ignore[assignment]
     train.AGREE = int(os.environ.get("TINY_AGREE", train.AGREE))
-    pause, stop = (float(os.environ.get(name, "0")) for name in ("TINY_PAUSE", "TINY_STOP"))
-    marks, advance, notice = os.environ.get("TINY_MARKS"), TrainingRun.advance, StopSignal._notice
+    hold, stop = (int(os.environ.get(name, "0")) for name in ("TINY_HOLD", "TINY_STOP"))
+    marks, deaf = os.environ.get("TINY_MARKS"), bool(os.environ.get("TINY_DEAF"))
+    advance, notice, noticed = TrainingRun.advance, StopSignal._notice, []
 
     def mark(name: str) -> None:
         if marks:
@@ -41,12 +43,14 @@ def main(argv: list[str]) -> int:
 
     def notice_and_mark(stop: StopSignal, *arguments: Any) -> None:
         notice(stop, *arguments)
+        noticed.append(stop)
         mark("signal")
 
     def advance_and_mark(run: TrainingRun) -> None:
         advance(run)
         mark(f"step{run.step}")
-        time.sleep(pause)
+        while run.step == hold and (deaf or not noticed):
+            time.sleep(0.01)
         if run.step == stop and run.ranks.first:
             signal.raise_signal(signal.SIGTERM)
 

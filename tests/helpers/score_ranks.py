@@ -6,7 +6,6 @@ writes to FOLDER the runs `alone` (one process) and `pair`, `whole`, `stopped` (
 """
 
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from helpers.ranks import finish
 
-LIMIT = 100.0  # seconds; a run takes one or two
+LIMIT = 300.0  # seconds; a run takes one or two
 
 
 def free_port() -> int:
@@ -23,12 +22,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def run(rank: int, world: int, environment: dict[str, str], argv: list[str], log: Path) -> None:
+def run(rank: int, world: int, environment: dict[str, str], argv: list[str], logs: list[Path]) -> None:
     """Run the command in this process, with the environment of torchrun."""
     from helpers import score_command
 
     os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
-    with log.open("w") as file:
+    with logs[rank].open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.exit(score_command.main(argv))
@@ -43,11 +42,8 @@ def train(world: int, name: str, folder: Path, *arguments: str, stop: int = 0) -
         "TINY_STOP": str(stop),
     }
     argv = ["train", *arguments, "--out", str(folder / name), "--device", "cpu", "--every", "4"]
-    fork = multiprocessing.get_context("fork")
     logs = [folder / f"{name}{'-stop' if stop else ''}.{rank}.log" for rank in range(world)]
-    ranks = [fork.Process(target=run, args=(rank, world, environment, argv, logs[rank])) for rank in range(world)]
-    finish(ranks, LIMIT)
-    return [process.exitcode for process in ranks]
+    return finish(run, world, world, environment, argv, logs, limit=LIMIT)
 
 
 def main(folder: Path) -> None:

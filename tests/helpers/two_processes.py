@@ -1,14 +1,13 @@
 """Checks of a trainer on two real processes of gloo (or more), which a script runs and a test reads.
 
 CHECKS = {"name": function, …}                      # in the script: each gets a folder that both processes share
-main(CHECKS, limit=150.0)                           # writes FOLDER/said.json, for `python SCRIPT FOLDER`
+main(CHECKS, limit=600.0)                           # writes FOLDER/said.json, for `python SCRIPT FOLDER`
 
-said = results(SCRIPT, base, worker_id, limit=150)  # in the test: null for a check that holds, or an error
+said = results(SCRIPT, base, worker_id, limit=600)  # in the test: null for a check that holds, or an error
 """
 
 import faulthandler
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from filelock import FileLock
 
 import torchbelay as tb
-from helpers.ranks import finish
+from helpers.ranks import finish_twice_if_needed
 
 WORLD = 2
 Check = Callable[[Path], None]
@@ -32,8 +31,9 @@ Results = dict[str, str | None]
 def main(checks: Mapping[str, Check], *, limit: float, world: int = WORLD) -> None:
     """Fork all processes; the folder is the script's argument. Results are added to those of worlds before."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    fork, folder = multiprocessing.get_context("fork"), Path(sys.argv[1])
-    finish([fork.Process(target=_run, args=(rank, world, folder, checks, limit)) for rank in range(world)], limit)
+    folder = Path(sys.argv[1])
+    store = folder / f"store{world}"
+    finish_twice_if_needed(_run, world, world, folder, checks, limit, limit=limit, store=store)
 
 
 def _run(rank: int, world: int, folder: Path, checks: Mapping[str, Check], limit: float) -> None:
@@ -102,6 +102,6 @@ def _start(script: str, folder: Path, limit: float) -> None:
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
-            timeout=2 * limit,
+            timeout=3 * limit,  # two attempts, and the imports
             check=False,
         )

@@ -17,6 +17,8 @@ import torchbelay
 from torchbelay.lab import records
 from torchbelay.lab.part import LabError, Record, Settings
 
+UNHURRIED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
 SOME: list[Record] = [
     {"kind": "path", "arm": "θ = −0.5", "at": [0, 1], "w1": [[0.1, -2e-17], [1e300, 0.0]], "w2": None},
     {"kind": "share", "converged": 0.333333333, "on": True, "nested": {"a": [], "b": "two\nlines\r\n"}},
@@ -71,7 +73,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=UNHURRIED)
 @given(st.lists(st.dictionaries(st.text(), json_values, max_size=4), max_size=4))
 def test_any_plain_records_come_back_as_they_were(tmp_path: Path, lines: list[Record]) -> None:
     assert records.read(written(tmp_path / "some.jsonl", lines))[1] == lines
@@ -292,7 +294,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     assert "directory" in refused(tmp_path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=UNHURRIED)
 @given(st.data())
 def test_random_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     path = written(tmp_path / "fig1.jsonl")

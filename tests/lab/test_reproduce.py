@@ -551,10 +551,11 @@ def test_a_missing_package_is_named_with_a_cure(
 # The command in a process, with signals -------------------------------------------------------------------------------
 
 
-def started(*arguments: object) -> "subprocess.Popen[str]":
-    """Start the command in a session of its own, as a terminal does."""
-    line = [sys.executable, "-m", "torchbelay.cli", "reproduce", *map(str, arguments)]
-    environment = os.environ | {"COLUMNS": "200"}
+def started(*arguments: object, held: str = "") -> "subprocess.Popen[str]":
+    """Start the command in a session of its own, as a terminal does; the part `held` never comes to its end."""
+    program = ["-c", "from helpers import reproduce_command as it; it.main()"] if held else ["-m", "torchbelay.cli"]
+    line = [sys.executable, *program, "reproduce", *map(str, arguments)]
+    environment = os.environ | {"COLUMNS": "200", "HELD_PART": held, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
@@ -582,8 +583,8 @@ def files(out: Path) -> set[str]:
 def test_ctrl_c_leaves_nothing_half_written_and_the_same_command_continues(tmp_path: Path) -> None:
     arguments = ("fig1", "fig2", "--quick", "--jobs", "2", "--out", tmp_path)
     fig1, fig2 = (tmp_path / "records" / f"{name}.jsonl" for name in ("fig1", "fig2"))
-    process = started(*arguments)
-    wait_until(fig1.exists, process)  # the other one has seconds of work left
+    process = started(*arguments, held="fig2")
+    wait_until(fig1.exists, process)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130
@@ -602,7 +603,7 @@ def test_ctrl_c_leaves_nothing_half_written_and_the_same_command_continues(tmp_p
 
 @pytest.mark.slow
 def test_ctrl_c_while_modules_are_loaded_is_one_line_too(tmp_path: Path) -> None:
-    process = started("fig3", "--quick", "--out", tmp_path)
+    process = started("fig3", "--quick", "--out", tmp_path, held="fig3")
     wait_until(lambda: len(family(process)[0]) == 2, process)  # the resource tracker and the fork server
     time.sleep(0.5)  # the server loads torch by now; otherwise the test would pass for the wrong reason
     os.killpg(process.pid, signal.SIGINT)
@@ -614,7 +615,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line_too(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_killed_process_is_a_failed_part(tmp_path: Path) -> None:
-    process = started("fig3", "--quick", "--out", tmp_path)
+    process = started("fig3", "--quick", "--out", tmp_path, held="fig3")
     wait_until(lambda: family(process)[1], process)
     (worker,) = family(process)[1]
     os.kill(worker, signal.SIGKILL)

@@ -29,7 +29,8 @@ update() is called after every change of the model's weights. read() returns the
 mapping name -> tensor, a module, or tensors in the order of model.parameters(). The module is looked for in the current
 folder first.
 
-exit status: 0 if nothing looks wrong, 1 if there are problems, 2 if there is nothing to identify
+exit status: 0 if nothing looks wrong, 1 if something does, 2 if the arguments are wrong, 3 if the code cannot be
+identified because it raises or is no linear map
 """
 
 
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(asdict(found), indent=2, allow_nan=False))
     else:
         print(textwrap.fill(str(found), max(40, shutil.get_terminal_size().columns)))
+    if found.reason is not None:
+        return 3
     return 1 if found.problems else 0
 
 

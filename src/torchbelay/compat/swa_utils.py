@@ -12,7 +12,8 @@ from torch.optim.swa_utils import SWALR, update_bn
 from torchbelay.ops.step import Tensors
 
 from . import tensors
-from .tensors import Fractions, follow_
+from .fractions import Fractions
+from .tensors import follow_
 
 __all__ = [
     "SWALR",
@@ -62,12 +63,18 @@ class _ManySWA(_Many):
 
 
 class _OneEMA(_EMA):
+    def share(self, count: int) -> float:
+        return 1 - self.decay
+
     @torch.no_grad()
     def __call__(self, average: Tensor, weight: Tensor, count: Tensor | int) -> Tensor:
         return self.decay * average + (1 - self.decay) * weight
 
 
 class _OneSWA:
+    def share(self, count: int) -> float:
+        return 1 / (count + 1)
+
     @torch.no_grad()
     def __call__(self, average: Tensor, weight: Tensor, count: Tensor | int) -> Tensor:
         return average + (weight - average) / (count + 1)
@@ -179,16 +186,16 @@ class AveragedModel(swa_utils.AveragedModel):
     def _average(self, averages: list[Tensor], weights: list[Tensor], count: int) -> None:
         """Move the averages, of 16-bit ones their float32 copies, by the function that was given."""
         function = self.multi_avg_fn or self.avg_fn or _ManySWA()
-        fractions = self._fractions or Fractions()
+        fractions = self._fractions = self._fractions or Fractions()
+        known = _Many if tensors.any_wide(averages) else (_Many, _OneEMA, _OneSWA)
+        if isinstance(function, known):  # its share is a number that the host knows
+            fractions.follow(averages, weights, function.share(count))
+            return
         moving = fractions.widen(averages)
-        if isinstance(function, _Many):  # its share is a number that the host knows
-            follow_(moving, weights, function.share(count))
-        else:
-            (moving, weights), (integers, origins) = tensors.part(moving, weights, tensors.are_averaged(moving))
-            self._call([a.detach() for a in moving], [w.detach() for w in weights])
-            tensors.copy_(integers, origins)
+        (moving, weights), (integers, origins) = tensors.part(moving, weights, tensors.are_averaged(moving))
+        self._call([a.detach() for a in moving], [w.detach() for w in weights])
+        tensors.copy_(integers, origins)
         fractions.round_into(averages)
-        self._fractions = fractions
 
     def _call(self, averages: list[Tensor], weights: list[Tensor]) -> None:
         """Call `avg_fn` for every tensor, or `multi_avg_fn` for the tensors of every device and dtype."""

@@ -32,6 +32,16 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
+def any_wide(averages: Sequence[Tensor]) -> bool:
+    """Whether any floating-point average has the dtype that it is computed in.
+
+    >>> any_wide([torch.ones(1, dtype=torch.bfloat16), torch.tensor(3)]), any_wide([torch.ones(1)])
+    (False, True)
+    """
+    dtypes = set(map(_dtype, averages))
+    return any(wide(dtype) == dtype and (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes)
+
+
 def start(weights: Sequence[Tensor]) -> list[Tensor]:
     """Return the averages that these weights begin with: copies, in a dtype that small steps do not vanish in."""
     return [w.detach().to(wide(w.dtype), copy=True) for w in weights]
@@ -99,38 +109,3 @@ def check_decay(name: str, decay: float) -> float:
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"{name}={decay!r} must be between 0 and 1")
     return decay
-
-
-class Fractions:
-    """float32 copies of 16-bit averages, in which steps add up that are too small for 16 bits.
-
-    A copy counts where it still rounds to what the average holds. Elsewhere somebody has written the average
-    meanwhile, for instance by loading a checkpoint, and what the average holds counts.
-    """
-
-    def __init__(self) -> None:
-        self._copies: list[Tensor] = []
-
-    @torch.no_grad()
-    def widen(self, averages: Sequence[Tensor]) -> list[Tensor]:
-        """Return the averages to compute with: a float32 copy of each 16-bit one, and the others themselves."""
-        if all(wide(dtype) == dtype for dtype in set(map(_dtype, averages))):
-            self._copies = []
-            return list(averages)
-        narrow = [a for a in averages if wide(a.dtype) != a.dtype]
-        if list(map(Tensor.size, self._copies)) != list(map(Tensor.size, narrow)):
-            self._copies = start(narrow)
-        else:
-            # What an update under inference_mode has left must not be written outside of it.
-            copies = (c.clone() if c.is_inference() else c for c in self._copies)
-            self._copies = [c.to(a.device) for c, a in zip(copies, narrow, strict=True)]
-            for copy, average in zip(self._copies, narrow, strict=True):
-                same = arithmetic.bits(copy.to(average.dtype)) == arithmetic.bits(average)
-                if same.device.type != "cpu" or not same.all():  # only the host knows without waiting
-                    torch.where(same, copy, average, out=copy)
-        own = iter(self._copies)
-        return [a if wide(a.dtype) == a.dtype else next(own) for a in averages]
-
-    def round_into(self, averages: Sequence[Tensor]) -> None:
-        """Round the copies into the 16-bit averages that they belong to."""
-        copy_([a for a in averages if wide(a.dtype) != a.dtype], self._copies)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
 from torchbelay.physics.spring import Spring
 
@@ -83,7 +84,7 @@ class Lane:
         return {
             "arm": self.arm.name,
             "inner": self.arm.inner,
-            "method": None if self.arm.method is None else repr(self.arm.method),
+            "method": None if self.arm.method is None else describe(self.arm.method),
             "lr": self.lr,
             "inner_lr": self.actual_lr,
             "effective_lr": self.effective_lr,

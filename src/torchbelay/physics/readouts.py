@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from . import arguments
+from .brief import brief
 from .method import Method, uncalled
 
 __all__ = ["Readout", "Shares", "bema", "blend", "centre"]
@@ -178,6 +179,8 @@ class bema:
     bias_power: float = 0.2
     lag: float = 10.0
     multiplier: float = 1.0
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for name in ("bias_power", "lag", "multiplier"):

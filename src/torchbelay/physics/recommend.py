@@ -50,7 +50,7 @@ class Advice:
 
     >>> advice = recommend(1000, curvatures=[1.0, 0.1, 0.01], noise=0.1)
     >>> advice.method, advice.floor
-    (centred(theta=-0.2..., rate=0.00..., follow='after'), -1.0)
+    (centred(theta=-0.2..., rate=0.00...), -1.0)
     >>> advice.loss.total < advice.alternatives["EMA"].loss.total
     True
     """

@@ -112,10 +112,6 @@ class Checkpoint(ABC):
         one tensor here do so there too, except those in `apart`.
         """
 
-    def scratch_bytes(self) -> int:
-        """Return how many bytes `output` needs on the disk besides those of the checkpoint itself, for a while."""
-        return 0
-
     def close(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of open files."""
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import glob
+import io
 import os
 import shutil
 import sys
@@ -10,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from torch import Tensor
 
@@ -72,6 +73,39 @@ def read_bytes(file: IO[bytes], into: memoryview) -> None:
         if not count:
             raise ValueError(f"{file.name} ends {len(into) - done:,} bytes too early; it is damaged: copy it again")
         done += count
+
+
+class FilePart(io.RawIOBase):
+    """A part of a file, to be read as if it were a file."""
+
+    def __init__(self, file: IO[bytes], begin: int, size: int) -> None:
+        self.file, self.begin, self.size, self.position = file, begin, size, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position in the part."""
+        return self.position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position in the part."""
+        self.position = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence] + offset
+        return self.position
+
+    def readinto(self, block: Any) -> int:
+        """Fill memory from the part, as far as the part goes."""
+        self.file.seek(self.begin + self.position)
+        wanted = max(0, min(len(block), self.size - self.position))
+        data = self.file.read(wanted)
+        block[: len(data)] = data
+        self.position += len(data)
+        return len(data)
 
 
 def reserve(path: Path, size: int) -> None:

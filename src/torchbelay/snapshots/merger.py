@@ -156,7 +156,7 @@ class Merge:
         else:
             path = destination(out, argument="out")
             self._check_name(os.fspath(out))
-        needed = self.last.nbytes + self.last.scratch_bytes()
+        needed = self.last.nbytes
         free = shutil.disk_usage(path.parent).free
         if needed > free:
             raise OSError(

@@ -96,11 +96,13 @@ def ranks_agree_about_a_snapshot_that_is_left_out(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
             patch.setattr(recorder, "MOST_WAITING", 1)
-            made._background.add(lambda: go.wait(20) and None, 1)
-        run.train(range(1))
-        with pytest.warns(tb.BelayWarning, match="the snapshots of step 2 are left out"):
-            run.train(range(1, 2))
-        go.set()
+            made._background.add(lambda: go.wait() and None, 1)
+        try:
+            run.train(range(1))
+            with pytest.warns(tb.BelayWarning, match="the snapshots of step 2 are left out"):
+                run.train(range(1, 2))
+        finally:
+            go.set()
         made.wait()
     run.train(range(2, 3))
     made.close()

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow  # a browser
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
 
 DESK, TABLET, PHONE, SMALL_PHONE = (1280, 900), (768, 1024), (360, 740), (320, 640)
+PATIENCE = 180_000  # milliseconds that anything may take; 30,000 are too few on a busy machine
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -41,7 +42,7 @@ def browser() -> Iterator["sync_api.Browser"]:
         found = next(filter(None, map(shutil.which, NAMES)), own if Path(own).exists() else None)
         if found is None:
             pytest.skip("no Chromium here; on Debian: apt-get install chromium")
-        browser = playwright.chromium.launch(executable_path=found)
+        browser = playwright.chromium.launch(executable_path=found, timeout=PATIENCE)
         yield browser
         browser.close()
 
@@ -59,6 +60,7 @@ def visit(browser: "sync_api.Browser", report: Path) -> Iterator[Callable[..., O
 
     def go(size: tuple[int, int] = DESK, scheme: str = "light", path: Path = report) -> Opened:
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         opened = Opened(context.new_page())
         opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))

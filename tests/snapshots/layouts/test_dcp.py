@@ -1,6 +1,8 @@
 """Folders of torch.distributed.checkpoint."""
 
+import io
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,54 @@ def test_a_folder_that_is_written_loads_into_a_model(tmp_path: Path) -> None:
     state: dict[str, Any] = {"w": torch.zeros(3), "step": 0}
     dcp.load(state, checkpoint_id=tmp_path / "b", no_dist=True)
     assert (state["w"].tolist(), state["step"]) == ([4.0] * 3, 1)
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "rows": torch.randn(30, 7),
+        "turned": torch.randn(4, 6).t(),
+        "half": torch.randn(11).to(torch.bfloat16),
+        "view": torch.randn(9)[2:5],
+        "one": torch.randn(()),
+        "none": torch.empty(0, 3),
+        "complex": torch.randn(5, dtype=torch.complex64),
+    }
+
+
+def test_tensors_in_one_piece_are_read_and_written_in_parts_at_their_places(tmp_path: Path) -> None:
+    state = tensors()
+    dcp.save(state, checkpoint_id=tmp_path / "a", no_dist=True)
+    (tmp_path / "b").mkdir()
+    with open_checkpoint(tmp_path / "a") as checkpoint, checkpoint.output(tmp_path / "b", {}) as output:
+        assert {"rows", "half", "one", "complex"} <= checkpoint.places.keys()
+        assert all(torch.equal(checkpoint.read(name), value) for name, value in state.items())
+        for name, value in state.items():
+            for start in range(0, value.numel(), 4):
+                part = torch.empty(min(4, value.numel() - start), dtype=value.dtype)
+                checkpoint.read_into(name, start, part)
+                output.write(name, part * 2, start)
+    made = {name: torch.zeros_like(value).contiguous() for name, value in state.items()}
+    dcp.load(made, checkpoint_id=tmp_path / "b", no_dist=True)
+    assert all(torch.equal(made[name], 2 * value) for name, value in state.items())
+    with open_checkpoint(tmp_path / "b") as written:
+        assert all(place is not None for place in written.places.values())
+        for place in written.places.values():
+            begin, size = place.part
+            data = place.path.read_bytes()[begin : begin + size]
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                assert archive.testzip() is None
+
+
+def test_a_folder_that_is_not_written_whole_is_refused(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(3), "v": torch.ones(2)}, checkpoint_id=tmp_path / "a", no_dist=True)
+    (tmp_path / "b").mkdir()
+    with open_checkpoint(tmp_path / "a") as checkpoint:
+        output = checkpoint.output(tmp_path / "b", {})
+        output.write("w", torch.ones(3))
+        output.write("v", torch.ones(1), 1)
+        with pytest.raises(ValueError, match="not written whole: v"):
+            output.finish()
+        output.close()
 
 
 def test_reading_warns_of_nothing(tmp_path: Path) -> None:

@@ -57,6 +57,32 @@ def test_tied_weights_stay_tied_unless_they_are_taken_apart(tmp_path: Path) -> N
     assert torch.equal(untied["a"] + 1, untied["b"])
 
 
+def test_tensors_in_rows_are_written_in_parts_at_their_places(tmp_path: Path) -> None:
+    state = {
+        "a": torch.randn(30, 7),
+        "b": torch.randn(11).bfloat16(),
+        "t": torch.randn(4, 6).t(),
+        "none": torch.ones(0),
+    }
+    torch.save({"model": state, "other": {"x": torch.randn(5)}}, tmp_path / "a.pt")
+    with (
+        open_checkpoint(tmp_path / "a.pt", key="model") as checkpoint,
+        checkpoint.output(tmp_path / "b.pt", {}) as output,
+    ):
+        assert {"a", "b"} <= output.places.keys()
+        assert "t" not in output.places
+        output.write("t", checkpoint.read("t") * 2)
+        for name in ("a", "b"):
+            for start in range(0, state[name].numel(), 4):
+                part = checkpoint.read(name).view(-1)[start : start + 4]
+                output.write(name, part * 2, start)
+    made = torch.load(tmp_path / "b.pt")
+    assert all(torch.equal(made["model"][name], 2 * value) for name, value in state.items())
+    assert torch.equal(made["other"]["x"], torch.load(tmp_path / "a.pt")["other"]["x"])
+    with zipfile.ZipFile(tmp_path / "b.pt") as archive:
+        assert archive.testzip() is None
+
+
 def test_parameters_stay_parameters(tmp_path: Path) -> None:
     made = {"w": nn.Parameter(torch.ones(2)), "frozen": nn.Parameter(torch.ones(2), requires_grad=False)}
     torch.save(OrderedDict(made), tmp_path / "a.pt")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchbelay.lab.arms import PAPER_SPRING, Arm, Lane
 from torchbelay.lab.part import Plate, Record, Settings, Tick
+from torchbelay.physics.identity import describe
 from torchbelay.physics.spring import Spring
 
 from . import momentum_figures
@@ -68,7 +69,7 @@ def _method_record(row: Row, steps: int, found: float) -> Record:
     return {
         "kind": "method",
         "name": row.name,
-        "method": repr(row.method),
+        "method": describe(row.method),
         "against": row.against,
         "a": coupling.a,
         "b": coupling.b,
@@ -90,7 +91,7 @@ def _form_records(mine: Paths, lane: int, starts: Tensor) -> list[Record]:
         {
             "kind": "form",
             "name": "average of the centre of mass",
-            "method": repr(PAPER_SPRING),
+            "method": describe(PAPER_SPRING),
             "theta": theta,
             "rate": rate,
             "lr_share": share,
@@ -99,7 +100,7 @@ def _form_records(mine: Paths, lane: int, starts: Tensor) -> list[Record]:
         {
             "kind": "form",
             "name": "momentum",
-            "method": repr(PAPER_SPRING),
+            "method": describe(PAPER_SPRING),
             "beta": beta,
             "nu": nu,
             "lr_share": share,
@@ -125,7 +126,7 @@ def _ema_record(mine: Paths, heavy: int, after: int, starts: Tensor) -> Record:
     delayed = torch.cat([starts[None], torchs[:-1]])  # before its first step the average is the start
     return {
         "kind": "ema",
-        "method": repr(HEAVY),
+        "method": describe(HEAVY),
         "decay": DECAY,
         "deviation_one_step_later": distance(mine[1][:, heavy], delayed),
         "deviation_same_step": distance(mine[1][:, heavy], torchs),

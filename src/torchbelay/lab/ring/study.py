@@ -16,6 +16,7 @@ from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE, Arm, Lane
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.records import rounded, select
 from torchbelay.lab.threads import one_thread
+from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
 from torchbelay.physics.methods import centred
 from torchbelay.physics.spring import Spring
@@ -214,7 +215,7 @@ def _run_records(
         finite = weights["w1"].isfinite().all(-1)
         for at, i in enumerate(mine):
             options = lanes[i].options() | {"arm": curve.name, "setting": curve.setting}
-            options["method"] = None if curve.method is None else repr(curve.method)
+            options["method"] = None if curve.method is None else describe(curve.method)
             for seed in range(how.seeds):
                 measured = {name: rounded(float(loss[at, seed]), DIGITS) for name, loss in losses.items()}
                 run = {"kind": "run", **options, "seed": seed, "steps": how.steps, "batch": how.batch}

@@ -14,6 +14,7 @@ from torchbelay.lab.arms import Lane
 from torchbelay.lab.part import Record, Tick
 from torchbelay.lab.records import rounded
 from torchbelay.lab.versions import versions
+from torchbelay.physics.identity import describe
 
 from . import fid
 from .data import Images
@@ -121,7 +122,7 @@ def _run_record(group: Group, learner: Learner, curve: list[Record], wall_s: flo
         "dataset": group.dataset,
         "model": group.objective.MODEL,
         "parameters": sum(p.numel() for p in learner.network.parameters()),
-        "method": repr(lane.arm.method),
+        "method": describe(lane.arm.method),
         "theta": rounded(coupling.theta),
         "rate": rounded(coupling.rate),
         **{name: rounded(getattr(lane.arm.method, name, math.nan), EXACT) for name in ("k", "m1", "m2")},

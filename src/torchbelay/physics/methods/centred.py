@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self, get_args
 
 from torchbelay.physics import arguments, schedules
+from torchbelay.physics.brief import brief
 from torchbelay.physics.coupling import Coupling, Follow
 from torchbelay.physics.method import Varies
 from torchbelay.physics.scaling import scaled_rate
@@ -50,6 +51,8 @@ class centred:
     follow: Follow = "after"
 
     effective_lr_scale: ClassVar[float] = 1.0  # z moves by the whole of u, whatever θ does
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         schedules.check("theta", self.theta, _THETA)
@@ -103,7 +106,7 @@ class centred:
         Schedules count steps, so that the rule has no answer: they are refused.
 
         >>> centred(theta=-0.5, rate=0.5).scaled(2)
-        centred(theta=-0.5, rate=0.75, follow='after')
+        centred(theta=-0.5, rate=0.75)
         """
         if callable(self.theta) or callable(self.rate):
             raise ValueError(

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from torchbelay.physics import arguments
+from torchbelay.physics.brief import brief
 from torchbelay.physics.coupling import Coupling, Inertia, watch
 from torchbelay.physics.method import Gathering, Varies
 from torchbelay.physics.scaling import Unscaled
@@ -39,6 +40,8 @@ class diloco(Unscaled):
     pulls: ClassVar[bool] = True
     gathering: ClassVar[Gathering] = "mean"
     unscaled: ClassVar[str] = "its rounds count steps and have no rate; choose `every` anew"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         arguments.whole("every", self.every, low=1)

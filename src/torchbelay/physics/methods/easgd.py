@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchbelay.physics import arguments
+from torchbelay.physics.brief import brief
 from torchbelay.physics.coupling import Coupling, watch
 from torchbelay.physics.method import Gathering, Varies
 from torchbelay.physics.scaling import Unscaled
@@ -34,6 +35,8 @@ class easgd(Unscaled):
     gathering: ClassVar[Gathering] = "spring"
     pulls: ClassVar[bool] = True
     unscaled: ClassVar[str] = "it applies the whole update beside the pull, so that κ steps are not one larger step"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if arguments.exactly_one(alpha=self.alpha, rho=self.rho) == "alpha":

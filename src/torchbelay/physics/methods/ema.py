@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
 from torchbelay.physics import arguments, schedules
+from torchbelay.physics.brief import brief
 from torchbelay.physics.coupling import Coupling, Follow, watch
 from torchbelay.physics.method import Law, Varies
 from torchbelay.physics.schedules import Bounds, Schedule
@@ -76,6 +77,8 @@ class ema:
     inv_gamma: float = 1.0
     min_decay: float = 0.0
     rampup_ratio: float | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         given = arguments.exactly_one(
@@ -176,7 +179,7 @@ class ema:
         one in steps. A warm-up and a schedule count steps, so that the rule has no answer: they are refused.
 
         >>> ema(0.99).scaled(2)
-        ema(decay=0.9801, ...)
+        ema(decay=0.9801)
         """
         factor = arguments.number("kappa", kappa, low=0)
         if self.warmup is not None or callable(self.decay):

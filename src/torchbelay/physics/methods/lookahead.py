@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchbelay.physics import arguments
+from torchbelay.physics.brief import brief
 from torchbelay.physics.coupling import Coupling, watch
 from torchbelay.physics.method import Gathering, Varies
 from torchbelay.physics.scaling import Unscaled
@@ -37,6 +38,8 @@ class lookahead(Unscaled):
     pulls: ClassVar[bool] = True
     gathering: ClassVar[Gathering] = "mean"
     unscaled: ClassVar[str] = "its rounds count steps and have no rate; choose k anew"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         arguments.whole("k", self.k, low=1)

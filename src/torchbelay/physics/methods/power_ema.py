@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from torchbelay.physics import arguments
+from torchbelay.physics.brief import brief
 from torchbelay.physics.coupling import Coupling, watch
 from torchbelay.physics.method import Law, Varies
 from torchbelay.physics.scaling import Scaleless
@@ -35,6 +36,8 @@ class power_ema(Scaleless):
     sigma_rel: float | None = None
 
     varies: ClassVar[Varies] = "step"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if arguments.exactly_one(gamma=self.gamma, sigma_rel=self.sigma_rel) == "gamma":

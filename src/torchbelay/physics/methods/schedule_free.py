@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchbelay.physics import arguments
+from torchbelay.physics.brief import brief
 from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.method import Remembers, Varies
 from torchbelay.physics.scaling import Scaleless
@@ -36,6 +37,8 @@ class schedule_free(Scaleless, Remembers):
 
     varies: ClassVar[Varies] = "lr"
     remembers: ClassVar[int] = 5  # step, largest lr, sum of weights; and the last two before this step
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         arguments.number("beta", self.beta, low=0, high=1, open_low=False)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchbelay.physics import arguments
+from torchbelay.physics.brief import brief
 from torchbelay.physics.coupling import Coupling, watch
 from torchbelay.physics.method import Law, Varies
 from torchbelay.physics.scaling import Scaleless
@@ -29,6 +30,8 @@ class swa(Scaleless):
     every: int = 1
 
     varies: ClassVar[Varies] = "step"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         arguments.whole("every", self.every, low=1)

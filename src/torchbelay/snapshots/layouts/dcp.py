@@ -3,28 +3,34 @@
 Their metadata are pickled, and reading a pickle may run code: open only folders that you trust.
 """
 
+import pickle
+import threading
 import warnings
+import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchbelay.snapshots.checkpoint import Checkpoint, Output, TensorInfo
+from torchbelay.snapshots.files import FilePart, Handles, buffer, read_bytes, write_bytes
 
-from .scratch import Scratch
+from .checksums import data_position, renew_checksums
 from .torchfile import find_state
 
 
 class DcpCheckpoint(Checkpoint):
-    """The weights in a folder of torch.distributed.checkpoint, whatever number of ranks wrote it."""
+    """The weights in a folder of torch.distributed.checkpoint, whatever number of ranks wrote it.
 
-    sliceable = False  # a shard is read as a whole
+    A tensor that lies in one piece in a file, as one rank writes it, is read from there. Others are read by torch's
+    reader, each as a whole.
+    """
 
     def __init__(self, path: Path, key: str | None, companions: Iterable[Path] = ()) -> None:
         self.path = path
@@ -44,16 +50,25 @@ class DcpCheckpoint(Checkpoint):
         self.beside += [name for name in state if name not in self.entries]
         self.tensors = {name: TensorInfo(state[name].dtype, tuple(state[name].shape)) for name in self.entries}
         self.companions = tuple(companions)
+        self.handles = Handles("rb")
+        found = {name: _place(path, self.about, entry) for name, entry in self.entries.items()}
+        self.places = {name: place for name, place in found.items() if place is not None}
+        self.sliceable = len(self.places) == len(self.tensors)
 
     def read(self, name: str) -> Tensor:
         """Read a tensor into new memory of the host."""
+        if name in self.places:
+            return super().read(name)
         tensor = torch.empty(self.shape(name), dtype=self.dtype(name), device="cpu")
         self.fetch({self.entries[name]: tensor})
         return tensor
 
     def read_into(self, name: str, start: int, out: Tensor) -> None:
-        """Read elements of a tensor into a flat tensor; if they are not all of it, the whole is read meanwhile."""
-        if out.numel() == self.tensors[name].numel:
+        """Read elements of a tensor into a flat tensor, of which torch's reader reads the whole meanwhile."""
+        if name in self.places:
+            place = self.places[name]
+            read_bytes(self.handles.at(place.path, place.position + start * out.element_size()), buffer(out))
+        elif out.numel() == self.tensors[name].numel:
             self.fetch({self.entries[name]: out.view(self.shape(name))})
         else:
             out.copy_(self.read(name).view(-1)[start : start + out.numel()])
@@ -68,9 +83,42 @@ class DcpCheckpoint(Checkpoint):
         """Begin a folder of the same entries, written as by one rank."""
         return _Folder(self, destination)
 
-    def scratch_bytes(self) -> int:
-        """Return the bytes of all tensors: the writer wants them at once, so they wait in files."""
-        return sum(info.nbytes for info in _infos(self).values())
+    def close(self) -> None:
+        """Close the file of this thread."""
+        self.handles.close()
+
+
+class _Place(NamedTuple):
+    """Where all elements of a tensor lie, row by row."""
+
+    path: Path
+    position: int
+    part: tuple[int, int]  # where the zip file begins that holds them, and its size
+
+
+def _place(folder: Path, about: Metadata, entry: str) -> _Place | None:
+    """Return where in the files of a folder a tensor lies, or None if it is not in one piece, or not as it is."""
+    found = about.state_dict_metadata[entry]
+    if not isinstance(found, TensorStorageMetadata) or not found.size.numel() or found.chunks[0].sizes != found.size:
+        return None
+    stored = (about.storage_data or {}).get(MetadataIndex(entry, found.chunks[0].offsets))
+    if stored is None or getattr(stored, "transform_descriptors", None):  # compressed, for instance
+        return None
+    path = folder / stored.relative_path
+    with open(path, "rb") as file:
+        part: Any = FilePart(file, stored.offset, stored.length)
+        try:
+            tensor = torch.load(part, map_location="meta", weights_only=True)  # reads no elements
+            with zipfile.ZipFile(part) as archive:
+                records = [each for each in archive.infolist() if each.filename.endswith("/data/0")]
+        except (RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile):
+            return None  # another format than that of torch.save
+        size = found.size.numel() * found.properties.dtype.itemsize
+        if [(each.file_size, each.compress_type) for each in records] != [(size, zipfile.ZIP_STORED)]:
+            return None
+        if (tensor.dtype, tensor.shape, tensor.is_contiguous()) != (found.properties.dtype, found.size, True):
+            return None
+        return _Place(path, stored.offset + data_position(part, records[0]), (stored.offset, stored.length))
 
 
 def _leaf(about: object) -> Any:
@@ -116,33 +164,64 @@ def _with_lists(value: Any) -> Any:
     return inner
 
 
+def _tensors_in_one_memory(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
+    """Return tensors that all lie in the same memory: their content does not matter, and memory costs time."""
+    memory = bytearray(max((info.nbytes for info in infos.values()), default=0))
+    return {
+        entry: torch.frombuffer(memory, dtype=info.dtype, count=info.numel).view(info.shape)
+        if info.numel
+        else torch.empty(info.shape, dtype=info.dtype, device="cpu")
+        for entry, info in infos.items()
+    }
+
+
 class _Folder(Output):
-    """A folder like that of another checkpoint; entries that are not weights are those of the other one."""
+    """A folder like that of another checkpoint; entries that are not weights are those of the other one.
+
+    The folder is saved with tensors of arbitrary content, and then the tensors are written in parts, in place.
+    """
 
     def __init__(self, like: DcpCheckpoint, destination: Path) -> None:
         self.like = like
-        self.destination = destination
-        self.scratch = Scratch(_infos(like), destination)
+        infos = _infos(like)
+        self.missing = {name: info.numel for name, info in like.tensors.items()}
+        self.counting = threading.Lock()
+        self.handles = Handles("r+b")
+        state: dict[str, Any] = _tensors_in_one_memory(infos)
+        for entry in like.about.state_dict_metadata:
+            if entry not in infos:
+                like.fetch(state := {**state, entry: None})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            writer = FileSystemWriter(destination, sync_files=False)  # all of it is synced when it is complete
+            save(nest(state, like.paths), storage_writer=writer, no_dist=True)
+        about = FileSystemReader(destination).read_metadata()
+        self.places = {entry: _place(destination, about, entry) for entry in infos}
+        for entry in infos.keys() - like.entries.values():
+            other = torch.empty(infos[entry].shape, dtype=infos[entry].dtype, device="cpu")
+            like.fetch({entry: other})
+            self._write(entry, other, 0)
 
     def write(self, name: str, values: Tensor, start: int = 0) -> None:
         """Write elements of a tensor."""
-        self.scratch.write(self.like.entries[name], values, start)
+        self._write(self.like.entries[name], values, start)
+        with self.counting:
+            self.missing[name] -= values.numel()
+
+    def _write(self, entry: str, values: Tensor, start: int) -> None:
+        place = self.places[entry]
+        if place is not None:  # else it has no elements
+            file = self.handles.at(place.path, place.position + start * values.element_size())
+            write_bytes(file, buffer(values.contiguous()))
 
     def finish(self) -> None:
-        """Fetch the other entries, and write the folder."""
-        weights = {*self.like.entries.values()}
-        state: dict[str, Any] = dict(self.scratch.tensors)
-        for entry, about in self.like.about.state_dict_metadata.items():
-            if entry not in weights:
-                other = {entry: self.scratch.tensors.get(entry, about)}
-                self.like.fetch(other)
-                state[entry] = other[entry]
-                self.scratch.missing.pop(entry, None)
-        self.scratch.finish()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            save(nest(state, self.like.paths), checkpoint_id=self.destination, no_dist=True)
+        """Complete the files."""
+        if missing := [name for name, count in self.missing.items() if count]:
+            raise ValueError(f"not written whole: {', '.join(missing[:3])}; write every element once")
+        self.handles.close()
+        for place in filter(None, self.places.values()):
+            renew_checksums(place.path, *place.part)
 
     def close(self) -> None:
-        """Free the scratch files."""
-        self.scratch.close()
+        """Close the file of this thread."""
+        self.handles.close()

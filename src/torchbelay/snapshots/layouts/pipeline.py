@@ -57,10 +57,6 @@ class Pipeline(Checkpoint):
         """Begin a folder of the same models."""
         return _Folders(self, destination, about, apart)
 
-    def scratch_bytes(self) -> int:
-        """Return how many bytes the outputs need for a while."""
-        return sum(model.scratch_bytes() for model in self.models.values())
-
     def close(self) -> None:
         """Close the files of all models."""
         for model in self.models.values():

@@ -8,6 +8,7 @@ import mmap
 import os
 import pickle
 import threading
+import zipfile
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from torch.serialization import set_default_mmap_options, skip_data
 
 from torchbelay.snapshots.checkpoint import Checkpoint, Output, TensorInfo
-from torchbelay.snapshots.files import reserve
+from torchbelay.snapshots.files import Handles, buffer, reserve, write_bytes
 
-from .checksums import renew_checksums
+from .checksums import data_position, renew_checksums
 
 
 class TorchCheckpoint(Checkpoint):
@@ -142,6 +143,7 @@ class _Files(Output):
     """Files of torch.save like those of another checkpoint; what is not a weight is kept.
 
     They are saved without the bytes of their tensors and mapped into memory, and then the tensors are written in parts.
+    Parts go to their places in the file by the system's calls, which is faster than by mapped memory.
     """
 
     def __init__(self, like: TorchCheckpoint, destination: Path, apart: Collection[str]) -> None:
@@ -149,6 +151,8 @@ class _Files(Output):
             raise NotImplementedError("files of torch.save are written in place, which Windows cannot; use safetensors")
         self.paths = {file: destination / file.name if like.path.is_dir() else destination for file in like.files}
         self.targets: dict[str, Tensor] = {}
+        self.places: dict[str, tuple[Path, int]] = {}  # in the files, of those that lie in rows
+        self.handles = Handles("r+b")
         self.missing = {name: info.numel for name, info in like.tensors.items()}
         self.counting = threading.Lock()
         with torch.inference_mode(False):  # other threads could not write to inference tensors
@@ -171,11 +175,18 @@ class _Files(Output):
             if id(new) not in ours:
                 new.detach().copy_(old.detach())
         self.targets |= own
+        if (begin := _address(path, _tensors(made))) is not None:
+            rows = {name: tensor for name, tensor in own.items() if tensor.is_contiguous()}
+            self.places |= {name: (path, tensor.data_ptr() - begin) for name, tensor in rows.items()}
 
     def write(self, name: str, values: Tensor, start: int = 0) -> None:
         """Write elements of a tensor, or, if it does not lie in rows, all of them."""
         target = self.targets[name]
-        if target.is_contiguous():
+        if name in self.places and values.dtype == target.dtype:
+            path, position = self.places[name]
+            file = self.handles.at(path, position + start * target.element_size())
+            write_bytes(file, buffer(values.contiguous()))
+        elif target.is_contiguous():
             target.view(-1)[start : start + values.numel()].copy_(values.view(-1))
         else:
             target.copy_(values.view(target.shape))
@@ -193,6 +204,21 @@ class _Files(Output):
     def close(self) -> None:
         """Unmap the files."""
         self.targets = {}
+        self.handles.close()
+
+
+def _address(path: Path, tensors: Sequence[Tensor]) -> int | None:
+    """Return where in memory a file that was loaded begins, or None if that cannot be told from its tensors."""
+    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+        records = [each for each in archive.infolist() if "/data/" in each.filename and each.file_size]
+        positions = sorted((data_position(file, each), each.file_size) for each in records)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+    addresses = sorted(storages.items())
+    if len(addresses) != len(positions) or not positions:
+        return None
+    begin = addresses[0][0] - positions[0][0]
+    same = all((begin + at, size) == found for (at, size), found in zip(positions, addresses, strict=True))
+    return begin if same else None
 
 
 def _give_memory(state: MutableMapping[str, Any], everything: Sequence[Tensor], apart: Collection[str]) -> None:

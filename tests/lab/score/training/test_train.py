@@ -461,10 +461,14 @@ def test_a_device_that_is_none_is_refused(tmp_path: Path, device: str) -> None:
 # In a process of its own, with signals that come when they come -------------------------------------------------------
 
 
-def started(out: Path, *arguments: str, pause: float, marks: Path | str = "") -> "subprocess.Popen[str]":
+def started(
+    out: Path, *arguments: str, hold: int = 0, deaf: bool = False, marks: Path | str = ""
+) -> "subprocess.Popen[str]":
+    """Start the command; after the step `hold` it waits for a signal, or, if it is deaf, for ever."""
     paths = [str(Path(score_command.__file__).parents[1]), *sys.path]
     environment = os.environ | {
-        "TINY_PAUSE": str(pause),
+        "TINY_HOLD": str(hold),
+        "TINY_DEAF": "1" if deaf else "",
         "TINY_MARKS": str(marks),
         "COLUMNS": "200",
         "OMP_NUM_THREADS": "1",
@@ -496,25 +500,25 @@ def until(what: Callable[[], object], process: "subprocess.Popen[str]") -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 def test_ctrl_c_and_kill_in_a_real_process(tmp_path: Path, whole: dict[str, Outcome]) -> None:
     folder = Folder(tmp_path / "run")
-    process = started(folder.path, "--every", "4", pause=0.3)
-    until(lambda: folder.stats.exists() and len(folder.stats.read_text().splitlines()) == 1, process)
+    process = started(folder.path, "--every", "4", hold=6, marks=tmp_path)
+    until((tmp_path / "step6").exists, process)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, err) == (130, "")
     assert "the same command goes on" in out
-    stopped = folder.step()
-    assert 4 <= stopped < 16
+    assert folder.step() == 6
+    assert len(folder.stats.read_text().splitlines()) == 1
 
-    process = started(folder.path, "--every", "4", "--checkpoint", "0", pause=0.3)
-    until(lambda: folder.step() > stopped + 1, process)  # whatever is there can be read
+    process = started(folder.path, "--every", "4", "--checkpoint", "0", hold=11, marks=tmp_path)
+    until(lambda: folder.step() == 10, process)  # whatever is there can be read
+    until((tmp_path / "step11").exists, process)
     process.kill()
     process.communicate()
-    killed = folder.step()
     assert folder_module.fcntl is None or folder.lock.exists()  # but no process holds it any more
     (folder.path / ".checkpoint.pt.0123abcd.tmp").touch()  # had it been killed while writing
-    assert stopped < killed < 16
+    assert folder.step() == 10
 
-    process = started(folder.path, "--every", "4", pause=0)
+    process = started(folder.path, "--every", "4")
     out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
     assert {path.name for path in folder.path.iterdir()} == FILES
@@ -530,7 +534,7 @@ def test_ctrl_c_and_kill_in_a_real_process(tmp_path: Path, whole: dict[str, Outc
 @pytest.mark.skipif(folder_module.fcntl is None, reason="this system has no such locks")
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path, loaded: list[str]) -> None:
     folder = Folder(tmp_path / "run")
-    process = started(folder.path, "--every", "4", pause=60, marks=tmp_path)
+    process = started(folder.path, "--every", "4", hold=1, marks=tmp_path)
     until((tmp_path / "step1").exists, process)
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     said = f"another process trains in {folder.path}; wait until it ends, or choose another --out"
@@ -548,7 +552,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path, loaded: 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "run")
-    process = started(folder.path, "--every", "1", pause=60, marks=tmp_path)  # a step that takes long
+    process = started(folder.path, "--every", "1", hold=1, deaf=True, marks=tmp_path)  # a step that takes long
     until((tmp_path / "step1").exists, process)
     os.killpg(process.pid, signal.SIGINT)
     until((tmp_path / "signal").exists, process)
