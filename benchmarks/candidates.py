@@ -31,6 +31,8 @@ class Candidate:
     numbers: tb.Coupling | None  # what it must amount to
     bytes: int = 0  # a weight that must be moved at the least, where somebody counted
     keep: list[Any] = field(default_factory=list)
+    read: Callable[[], Sequence[Tensor]] | None = None  # returns the averages, if no tensor holds them
+    rounding: float = 1e-5  # relative, of a few steps
 
 
 Make = Callable[[nn.ParameterList], Candidate]
@@ -38,6 +40,15 @@ Make = Callable[[nn.ParameterList], Candidate]
 
 def _live(belay: tb.Belay) -> list[Tensor]:
     return list(belay.state_dict()["averages"]["average"]["weights"].values())
+
+
+def _belay_candidate(
+    name: str, belay: tb.Belay, model: nn.ParameterList, run: Callable[[], object], numbers: tb.Coupling, nbytes: int
+) -> Candidate:
+    found = Candidate(name, model, run, _live(belay), numbers, nbytes, [belay])
+    if "weights_low" in belay.state_dict()["averages"]["average"]:  # 24 bits
+        found.read, found.rounding = lambda: list(belay.average_state_dict().values()), 2.0**-13
+    return found
 
 
 def timm_class() -> Any:
@@ -110,7 +121,7 @@ def step_belay(name: str, method: tb.Spring, kind: Any, nbytes: int = 0, **optio
     def make(model: nn.ParameterList) -> Candidate:
         optimizer = adamw(model, kind)
         belay = tb.Belay(model, optimizer, method, **options)
-        return Candidate(name, model, optimizer.step, _live(belay), method.coupling(), nbytes, [belay])
+        return _belay_candidate(name, belay, model, optimizer.step, method.coupling(), nbytes)
 
     return make
 
@@ -133,6 +144,7 @@ STEPS: list[Make] = [
     step_naive,
     step_belay("torchbelay AdamW with EMA, one pass", EMA, optim.AdamW, 36),
     step_belay("torchbelay AdamW with BELAY, one pass", SPRING, optim.AdamW, 36),
+    step_belay("torchbelay AdamW with EMA of 24 bits, one pass", EMA, optim.AdamW, 34, bits=24),
 ]
 
 
@@ -203,7 +215,7 @@ def by_hand(name: str, method: tb.Spring, nbytes: int, **options: Any) -> Make:
     def make(model: nn.ParameterList) -> Candidate:
         optimizer = _Still(model.parameters())
         belay = tb.Belay(model, optimizer, method, **options)
-        return Candidate(name, model, optimizer.step, _live(belay), method.coupling(), nbytes, [belay])
+        return _belay_candidate(name, belay, model, optimizer.step, method.coupling(), nbytes)
 
     return make
 
@@ -238,6 +250,7 @@ ALONE: list[Make] = [
     naive,
     by_hand("torchbelay EMA (foreach)", EMA, 12, impl="foreach"),
     by_hand("torchbelay EMA", EMA, 12),
+    by_hand("torchbelay EMA of 24 bits", EMA, 10, bits=24),
     by_hand("torchbelay BELAY, follow after", AFTER, 16),
 ]
 

@@ -56,9 +56,10 @@ def agrees(make: Make, shapes: Shapes, device: str, *, steps: bool) -> bool:
                 for i, (p, old) in enumerate(zip(exact, before, strict=True)):
                     new1, w2[i] = reference.couple(old, w2[i], p - old, a=c.a, b=c.b, p=c.p, q=c.q)
                     p.copy_(new1)
-    found = [*candidate.model, *candidate.averages]
-    expected = [*exact, *(w2 if candidate.averages else [])]
-    return all(torch.allclose(x.double(), y, rtol=1e-5, atol=1e-5) for x, y in zip(found, expected, strict=True))
+    averages = candidate.averages if candidate.read is None else candidate.read()
+    pairs = [(x, y, 1e-5) for x, y in zip(candidate.model, exact, strict=True)]
+    pairs += [(x, y, candidate.rounding) for x, y in zip(averages, w2 if averages else [], strict=True)]
+    return all(torch.allclose(x.double(), y, rtol=rtol, atol=1e-5) for x, y, rtol in pairs)
 
 
 class Clock:

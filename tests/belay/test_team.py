@@ -98,6 +98,7 @@ def test_workers_need_processes_that_know_each_other() -> None:
         (DILOCO, {"impl": "reference"}, "impl='reference' does not go with workers="),
         (DILOCO, {"rounding": "stochastic"}, "rounding='stochastic' does not go with workers="),
         (DILOCO, {"device": "cpu"}, "device='cpu' does not go with workers="),
+        (DILOCO, {"bits": 24}, "bits=24 does not go with workers="),
         (DILOCO, {"spectators": {"short": tb.Spring.ema(decay=0.9)}}, "spectators=['short'] do not go with workers="),
         (DILOCO, {"save_with_optimizer": True}, "save_with_optimizer=True does not go with workers="),
     ],

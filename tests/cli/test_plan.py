@@ -16,8 +16,9 @@ def test_it_knows_all_modes(run) -> None:
     assert re.findall(r"^\S+$", printed.out, re.M) == list(MODES)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("bits", [32, 24])
+@pytest.mark.parametrize(
+    ("mode", "bits"), [*((mode, 32) for mode in MODES), *((mode, 24) for mode in ("ddp", "ddp-sharded", "fsdp2"))]
+)
 def test_json_has_the_numbers_of_the_formulas(run, mode: str, bits: int) -> None:
     got = run(f"plan --params 123457 --ranks 3 --mode {mode} --bits {bits} --tensors 7 --json").json[mode]
     right = cost_of(mode, list(model_of(123_457, 7)), 3, bits=bits)  # type: ignore[arg-type]
@@ -62,6 +63,7 @@ def test_syncs_that_are_seldom_cost_less_per_step(run) -> None:
         ("plan --params 0 --ranks 2", "'0' is not a whole number of at least 1"),
         ("plan --params 1e9 --ranks 2 --bits 16", "argument --bits: invalid choice: 16"),
         ("plan --params 1e9 --ranks 2 --mode nonsense", "argument --mode: invalid choice: 'nonsense'"),
+        ("plan --params 1e9 --ranks 2 --mode zero3 --bits 24", "--bits 24 is not for zero3"),
         ("plan --params 1e9 --ranks 2 --mode ddp --every 5", "--every 5 is for workers"),
     ],
 )

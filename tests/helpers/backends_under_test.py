@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers.seams import Motion, Move, Schedule
+from torchbelay.ops.place import Place
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
@@ -20,17 +21,19 @@ class Tensors:
     w2: list[Tensor]
     v1: list[Tensor] = field(default_factory=list)
     v2: list[Tensor] = field(default_factory=list)
+    low: list[Tensor] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     born: int = 0
 
     def copy(self, dtype: torch.dtype | None = None) -> "Tensors":
-        lists = ([t.clone() if dtype is None else t.to(dtype) for t in ts] for ts in self.lists())
-        return Tensors(*lists, born=self.born)
+        lists = ([t.clone() if dtype is None else t.to(dtype) for t in ts] for ts in (*self.lists(), self.low))
+        return Tensors(*lists, self.places, self.born)
 
     def lists(self) -> tuple[list[Tensor], ...]:
         return self.w1, self.w2, self.v1, self.v2
 
     def all(self) -> list[Tensor]:
-        return [t for ts in self.lists() for t in ts]
+        return [t for ts in (*self.lists(), self.low) for t in ts]
 
 
 class Counter:

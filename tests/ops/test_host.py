@@ -283,6 +283,8 @@ STEPS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "ema, float32": ({"method": EMA}, torch.float32, 4, 0, 0),
     "ema, bfloat16": ({"method": EMA}, torch.bfloat16, 4, 0, 1),
     "ema, bfloat16 in bfloat16": ({"method": EMA, "dtype": torch.bfloat16}, torch.bfloat16, 2, 0, 0),
+    "ema, 24 bits": ({"method": EMA, "bits": 24}, torch.float32, 3, 0, 1),
+    "ema, bfloat16 in 24 bits": ({"method": EMA, "bits": 24}, torch.bfloat16, 3, 0, 1),
     "ema, lagged": ({"method": LAGGED}, torch.float32, 4, 4, 0),
     "ema, guarded": ({"method": EMA, "on_nonfinite": "raise"}, torch.float32, 4, 0, 0),
     "ema, lagged, guarded": ({"method": LAGGED, "on_nonfinite": "raise"}, torch.float32, 4, 4, 0),
@@ -326,12 +328,21 @@ def test_the_memory_of_a_step(how: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "copies"), [(torch.float32, 0), (torch.bfloat16, 1)], ids=["traded", "weights kept aside"]
+    ("dtype", "copies", "options"),
+    [
+        (torch.float32, 0, {}),
+        (torch.bfloat16, 1, {}),
+        (torch.float32, 1, {"bits": 24}),
+        (torch.bfloat16, 1, {"bits": 24}),
+    ],
+    ids=["traded", "weights kept aside", "24 bits", "24 bits, bfloat16"],
 )
-def test_the_memory_of_a_swap(dtype: torch.dtype, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_swap(
+    dtype: torch.dtype, copies: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seams.limit_scratch(monkeypatch, SMALL)
     model = nn.ParameterList([nn.Parameter(torch.ones(50, dtype=dtype)) for _ in range(N // 50)])
-    belay = tb.Belay(model, None, EMA)
+    belay = tb.Belay(model, None, EMA, **options)
     with Memory() as memory, belay.averaged():
         assert memory.now() == copies * N * dtype.itemsize
     assert memory.peak <= copies * N * dtype.itemsize + SMALL * 4

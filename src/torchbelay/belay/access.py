@@ -102,6 +102,7 @@ class Access:
         >>> torch.equal(teacher.weight, belay.average_state_dict()["weight"])
         True
         """
+        self._refuse_planes("module")
         self._average(name)
         if self._parts.slices is not None:
             replicas.refuse_live("module")
@@ -125,10 +126,18 @@ class Access:
         >>> {name: tuple(tensor.shape) for name, tensor in belay.tensors().items()}
         {'weight': (1, 3), 'bias': (1,)}
         """
+        self._refuse_planes("tensors")
         self._average(name)
         if self._parts.slices is not None:
             replicas.refuse_live("tensors")
         return self._parts.tensors(name)
+
+    def _refuse_planes(self, what: str) -> None:
+        if self._options.bits is not None:
+            raise ValueError(
+                f"{what}() shares the average's memory, and with bits={self._options.bits} no tensor has the average: "
+                "evaluate inside averaged(), take a copy by average_state_dict(), or make the Belay without bits"
+            )
 
     def _average(self, name: str) -> WholeAverage:
         if name not in self._parts.averages:

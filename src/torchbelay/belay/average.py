@@ -1,6 +1,7 @@
 """One average of a model: an entry for each parameter that it follows, and its own buffers."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +13,7 @@ from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method, Remembers
 from torchbelay.physics.workers import Workers, gathering, share_of_each
 
+from . import planes
 from .cohort import Cohort, compounded, inertias, varies
 from .initial import Initial
 from .rules import Rule
@@ -48,9 +50,27 @@ class Entry:
     w2: Tensor
     v1: Tensor | None
     v2: Tensor | None
+    low: Tensor | None  # the second plane of an average of 24 bits, whose first is w2
     method: Method  # shared by what was adopted together, never with another run: it may remember learning rates
     group: int  # of the optimizer
     born: int  # optimizer steps taken before this parameter's first
+
+    @property
+    def value(self) -> Tensor:
+        """The average: w2, or, if it is kept in 24 bits, a new float32 tensor."""
+        return self.w2 if self.low is None else planes.joined(self.w2, self.low)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the average's values."""
+        return self.w2.dtype if self.low is None else torch.float32
+
+    def put(self, values: Tensor) -> None:
+        """Overwrite the average with values, local ones if it is spread over ranks."""
+        if self.low is None:
+            local(self.w2).copy_(local(values))
+        else:
+            planes.write(self.w2, self.low, values)
 
     @property
     def part(self) -> Tensor:
@@ -106,7 +126,7 @@ class Average:
     """All entries of one average, and its own buffers if it has any.
 
     An entry holds whole tensors, a cohort the local parts of tensors that are sharded over ranks. Averages are kept
-    beside their parameters, or on the device `home`. If replicas share them, each rank keeps slices.
+    beside their parameters, or on the device `home`, in a dtype or in 24 bits. Replicas that share them keep slices.
     """
 
     def __init__(
@@ -120,11 +140,11 @@ class Average:
         workers: int = 1,
         initial: Initial | None = None,
         slices: Slices | None = None,
+        bits: int | None = None,
     ) -> None:
         self.name, self.rule, self.pulls, self.home, self.every = name, rule, pulls and home is None, home, every
-        self.workers = workers
         self.initial = Initial(kept=False) if initial is None else initial
-        self.slices = slices
+        self.slices, self.bits, self.workers = slices, bits, workers
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
         self.told: dict[int, tuple[Method, str | None]] = {}  # by id: a method, and what it was when it was taken in
@@ -134,41 +154,47 @@ class Average:
         self.changed = False  # whether another method has made a part of its values
 
     def adopt(
-        self,
-        wanted: Iterable[Wanted],
-        *,
-        born: int,
-        dtype: torch.dtype | None,
-        device: str | None = None,
+        self, wanted: Iterable[Wanted], *, born: int, dtype: torch.dtype | None, device: str | None = None
     ) -> None:
         """Take in parameters at their own values; on the device "meta" only their shapes."""
         own: dict[tuple[int, int], Method] = {}
         for name, w1, method, group in wanted:
             fresh = own.setdefault((id(method), group), method.fresh() if isinstance(method, Remembers) else method)
             wide = average_dtype(w1.dtype, dtype)
-            w2 = self._shaped(w1, wide) if device == "meta" else self._copied(w1, wide)
-            v1, v2 = (None if inertia is None else self.at_rest(w2, w1) for inertia in inertias(method))
-            self.entries[name] = Entry(name, w1, w2, v1, v2, fresh, group, born)
+            w2, low = self._begun(w1, wide, device)
+            self.entries[name] = entry = Entry(name, w1, w2, None, None, low, fresh, group, born)
+            entry.v1, entry.v2 = (None if inertia is None else self.at_rest(entry) for inertia in inertias(method))
             self.tell(fresh)
         if device is None:
             self.regroup()
 
     def tell(self, method: Method) -> None:
         """Note what a method is when it is taken in: a checkpoint refuses one that changes later."""
-        self.told.setdefault(id(method), (method, _told(method)))
+        text = None
+        with suppress(ValueError):  # a checkpoint would refuse it
+            text = describe(method)
+        self.told.setdefault(id(method), (method, text))
 
     def like(self, rule: Rule) -> "Average":
         """Return an average without entries that differs in nothing but its rule."""
         kept = {"home": self.home, "every": self.every, "workers": self.workers, "slices": self.slices}
-        return Average(self.name, rule, pulls=self.pulls, **kept)  # type: ignore[arg-type]
+        return Average(self.name, rule, pulls=self.pulls, bits=self.bits, **kept)  # type: ignore[arg-type]
 
-    def at_rest(self, w2: Tensor, w1: Tensor) -> Tensor:
+    def at_rest(self, e: Entry) -> Tensor:
         """Return velocities of 0 for the average of a parameter."""
-        zeros = torch.zeros_like(w2)
-        return zeros if w2.is_meta else self._placed(zeros, w1)
+        zeros = torch.zeros_like(e.w2, dtype=e.dtype)
+        return zeros if e.w2.is_meta else self._placed(zeros, e.w1)
+
+    def _begun(self, w1: Tensor, dtype: torch.dtype, device: str | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the average of a parameter that begins at its weights: one tensor, or the two planes of 24 bits."""
+        values = self._shaped(w1, dtype) if device == "meta" else self._copied(w1, dtype)
+        if self.bits is None:
+            return values, None
+        w2, low = planes.split(values)
+        return (w2, low) if device == "meta" else (self._placed(w2, w1), self._placed(low, w1))
 
     def _copied(self, w1: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return an average that begins at a parameter."""
+        """Return the values at which the average of a parameter begins."""
         if self.slices is None:
             return self._placed(w1.detach().to(self._home(w1), dtype, copy=True), w1)
         part = self.slices.slice_of(w1.detach())
@@ -212,11 +238,11 @@ class Average:
         if self.slices is not None:
             self.slices.follow()
         for e in self.entries.values():
-            for slot in ("w2", "v1", "v2"):
+            for slot in ("w2", "low", "v1", "v2"):
                 tensor = getattr(e, slot)
                 if tensor is not None:
                     setattr(e, slot, self._placed(tensor, e.w1))
-            self.initial.follow(e.w1, e.w2)
+            self.initial.follow(e)
             if isinstance(e.method, Remembers) and owners.setdefault(id(e.method), e.group) != e.group:
                 e.method = own.setdefault((id(e.method), e.group), copy(e.method))  # two groups, two learning rates
             group = None if varies(e.method) in ("never", "step") else e.group
@@ -229,6 +255,9 @@ class Average:
             cohort.w2.append(local(e.w2))
             cohort.v1.extend([] if e.v1 is None else [local(e.v1)])
             cohort.v2.extend([] if e.v2 is None else [local(e.v2)])
+            if e.low is not None:
+                cohort.low.append(local(e.low))
+                cohort.places.append(planes.place(e.name, e.spread))
         self.cohorts = list(cohorts.values())
         self._shards = [(e.w1, local(e.w1)) for e in self.entries.values() if is_sharded(e.w1)]
 
@@ -289,6 +318,8 @@ class Average:
         for e in self.entries.values():
             e.name = names[id(e.w1)]
         self.entries = {e.name: e for e in self.entries.values()}
+        if self.bits is not None:  # names decide how its numbers are rounded
+            self.regroup()
 
     def clear(self) -> None:
         """Forget everything but the rule."""
@@ -302,10 +333,10 @@ class Average:
         renewed: dict[int, Method] = {}
         for e in self.entries.values():
             if not same_size(e.w1, e.w2):
-                e.w2 = self._copied(e.w1, e.w2.dtype)
-                e.v1, e.v2 = (None if v is None else self.at_rest(e.w2, e.w1) for v in (e.v1, e.v2))
-            local(e.w2).copy_(e.part)
-            self.initial.renew(e.w1, e.w2)
+                e.w2, e.low = self._begun(e.w1, e.dtype)
+                e.v1, e.v2 = (None if v is None else self.at_rest(e) for v in (e.v1, e.v2))
+            e.put(e.part)
+            self.initial.renew(e)
             for v in (e.v1, e.v2):
                 if v is not None:
                     local(v).zero_()
@@ -318,20 +349,6 @@ class Average:
     def follows(self, wanted: Iterable[Wanted]) -> bool:
         """Whether the average has these very parameters, under these names."""
         return {e.name: id(e.w1) for e in self.entries.values()} == {w.name: id(w.parameter) for w in wanted}
-
-
-def _told(method: Method) -> str | None:
-    """Return what a checkpoint would say of a method; None if it would refuse it."""
-    try:
-        return describe(method)
-    except ValueError:
-        return None
-
-
-def local_parts(entries: Iterable[Entry]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the local parts of weights and averages."""
-    found = list(entries)
-    return [e.part for e in found], [local(e.w2) for e in found]
 
 
 def average_dtype(weights: torch.dtype, asked: torch.dtype | None) -> torch.dtype:

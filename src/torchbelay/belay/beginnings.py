@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from .average import Average, Entry
 from .checks import fits, same_names
 from .initial import Initial
@@ -17,7 +19,7 @@ def add(found: Mapping[str, dict[str, Any]], own: Averages, averages: Averages) 
     initial = _store(own)
     for name, entries in _firsts(own, averages):
         # Copies: torch.distributed.checkpoint reads into every tensor of a state, each for itself.
-        found[name]["initial"] = {e.name: initial.of(e.w1) if initial.knows(e.w1) else e.w2.clone() for e in entries}
+        found[name]["initial"] = {e.name: initial.of(e.w1) if initial.knows(e.w1) else e.value.clone() for e in entries}
 
 
 def check(own: Averages, found: Saved, expected: Averages) -> None:
@@ -26,7 +28,8 @@ def check(own: Averages, found: Saved, expected: Averages) -> None:
         kept, what = found[name].get("initial", {}), f"initial weights of average {name!r}"
         same_names(what, kept, [e.name for e in entries])
         for e in entries:
-            fits(f"{e.name!r} in the {what}", kept[e.name], e.w2, spread=e.spread)
+            here = torch.empty(e.w2.shape, dtype=e.dtype, device="meta")
+            fits(f"{e.name!r} in the {what}", kept[e.name], here, spread=e.spread)
 
 
 def load(own: Averages, found: Saved) -> None:

@@ -52,7 +52,7 @@ class Belay(Access):
         shard: a process group (or a DeviceMesh of one dimension) of replicas, as of DistributedDataParallel, that share
             the averages: each of N ranks keeps 1/N of them. Averages that only watch send nothing in a step; a pull
             gathers the weights. Every rank must call what needs all of an average: docs/scale.md has the list.
-        **options: `dtype`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
+        **options: `dtype`, `bits`, `buffers`, `every`, `start`, `impl`, `rounding`, `on_nonfinite`, `device`,
             `keep_initial`, `workers`; see `torchbelay.options.Options`.
 
     The averages of a sharded model (DTensor: FSDP2, HSDP, tensor parallel) are sharded like its parameters, and a step

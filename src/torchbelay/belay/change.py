@@ -97,10 +97,10 @@ def _changed(average: Average, wanted: list[Wanted]) -> dict[str, Entry]:
         key = (id(method), each.group, old.born)  # a memory is that of one age
         fresh = own.setdefault(key, method.fresh() if isinstance(method, Remembers) else method)
         v1, v2 = (
-            None if inertia is None else average.at_rest(old.w2, old.w1) if v is None else v
+            None if inertia is None else average.at_rest(old) if v is None else v
             for inertia, v in zip(inertias(method), (old.v1, old.v2), strict=True)
         )
-        entries[each.name] = Entry(each.name, old.w1, old.w2, v1, v2, fresh, each.group, old.born)
+        entries[each.name] = Entry(each.name, old.w1, old.w2, v1, v2, old.low, fresh, each.group, old.born)
     return entries
 
 

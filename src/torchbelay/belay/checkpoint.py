@@ -7,6 +7,7 @@ made_with                       the same facts and more as names, for torch.dist
 averages
     NAME                        "average", or the name of a spectator
         weights, velocities1, velocities2, buffers      tensors by the parameter's or buffer's name
+        weights_low                                     with bits=24: the second plane, whose first is `weights`
         own_buffers                                     0 if `buffers` holds zeros that are never read, else 1; for
                                                         averaged buffers a list of [name, method, age, memory]
         initial                                         with keep_initial=True: w0 that no average before this one has
@@ -34,8 +35,9 @@ from .shard import local, part_for
 
 FORMAT = 2
 SLOTS = {"weights": "w2", "velocities1": "v1", "velocities2": "v2"}  # what a checkpoint calls an entry's tensors
+LOW = "weights_low"
 # What may be empty: torch's conversion of a distributed checkpoint to a file leaves such dicts out.
-EMPTY: dict[str, Any] = {"velocities1": {}, "velocities2": {}, "buffers": {}, "memories": {}}
+EMPTY: dict[str, Any] = {"velocities1": {}, "velocities2": {}, LOW: {}, "buffers": {}, "memories": {}}
 
 Memories = Mapping[int, tuple[float, ...]]  # by a method's id: what it remembered before a step that is under way
 Homes = Mapping[str, tuple[Tensor, torch.dtype]]  # by name: a buffer of the model, and the dtype of its average
@@ -68,7 +70,7 @@ def saved(average: Average, swap: Swapped | None, step: int, memories: Memories)
     entries = average.entries.values()
     weights = {e.name: e.w2 for e in entries}
     if swap is not None and swap.average.name == average.name:  # what lies in the model will not stay there
-        weights = {e.name: swap.value(e, average.name).clone() for e in entries}
+        weights = {e.name: swap.value(e, average.name).clone() if e.low is None else e.w2 for e in entries}
     texts = _texts_by_id(e.method for e in entries)
     for key, (method, text) in average.told.items():
         if texts.get(key, text) != text:
@@ -77,8 +79,10 @@ def saved(average: Average, swap: Swapped | None, step: int, memories: Memories)
                 f"{texts[key]}: no new Belay could go on from this state. What changes needs a name that begins with "
                 "an underscore"
             )
+    low = {e.name: e.low for e in entries if e.low is not None}
     return {
         "weights": weights,
+        **({LOW: low} if low else {}),
         "velocities1": {e.name: e.v1 for e in entries if e.v1 is not None},
         "velocities2": {e.name: e.v2 for e in entries if e.v2 is not None},
         "methods": {e.name: texts[id(e.method)] for e in entries},
@@ -111,11 +115,17 @@ def made_with(averages: Mapping[str, Mapping[str, Any]], options: Options) -> di
     facts = dict.fromkeys(options.facts(), 1)
     for name, average in averages.items():
         own = average["own_buffers"] if isinstance(average["own_buffers"], list) else []
-        pairs = [(method, average["weights"][each].dtype) for each, method in average["methods"].items()]
-        pairs += [(method, average["buffers"][each].dtype) for each, method, *_ in own]
-        for method, dtype in dict.fromkeys(pairs):
-            facts[f"{name!r}: {method} in {str(dtype).removeprefix('torch.')}"] = 1
+        low = average.get(LOW, {})
+        kinds = {each: "24 bits" if each in low else _named(w2) for each, w2 in average["weights"].items()}
+        pairs = [(method, kinds[each]) for each, method in average["methods"].items()]
+        pairs += [(method, _named(average["buffers"][each])) for each, method, *_ in own]
+        for method, kind in dict.fromkeys(pairs):
+            facts[f"{name!r}: {method} in {kind}"] = 1
     return facts
+
+
+def _named(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
 
 
 def taken(state: Any, take: Callable[[Tensor], Any]) -> Any:
@@ -171,7 +181,7 @@ def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
     """Write a checked state, all but its buffers, into an average's tensors and counts."""
     methods: dict[tuple[Any, ...], Any] = {}
     for e in average.entries.values():
-        for kind, slot in SLOTS.items():
+        for kind, slot in (SLOTS if e.low is None else SLOTS | {LOW: "low"}).items():
             if e.name in saved[kind]:
                 own = getattr(e, slot)
                 local(own).copy_(part_for(saved[kind][e.name], own))
@@ -217,10 +227,10 @@ def _check_options(saved: Mapping[str, Any], options: Options) -> None:
             )
 
 
-def options_of(saved: Any, options: Options) -> dict[str, tuple[Any, int | str]]:
+def options_of(saved: Any, options: Options) -> dict[str, tuple[Any, int | str | None]]:
     """Return the options of a state and those that are here, by name; states of older versions do not have them all."""
-    usual: dict[str, int | str] = {"keep_initial": False, "workers": 1}
-    found = {**usual, **named("options", saved)}
+    usual: dict[str, Any] = {"keep_initial": False, "workers": 1, "bits": None}
+    found = usual | dict(named("options", saved))
     return {name: (found[name], now) for name, now in (usual | options.saved()).items()}
 
 
@@ -237,6 +247,10 @@ def _check_average(average: Average, saved: Mapping[str, Any], step: int, versio
         check_age(f"{e.name!r}", saved["ages"][e.name], step)
         if isinstance(e.method, Remembers):
             check_memory(f"{e.name!r} in {where}", saved["memories"][e.name], e.method)
+    same_names(f"{LOW} of {where}", saved[LOW], [e.name for e in entries.values() if e.low is not None])
+    for e in entries.values():
+        if e.low is not None:
+            fits(f"{LOW} of {e.name!r} in {where}", saved[LOW][e.name], e.low, spread=e.spread)
     for i, (kind, slot) in enumerate(list(SLOTS.items())[1:]):
         swinging = {e.name for e in entries.values() if inertias(e.method)[i] is not None}
         same_names(f"{kind} of {where}", saved[kind], swinging)

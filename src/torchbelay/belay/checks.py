@@ -40,7 +40,7 @@ def whole(what: str, value: Any) -> None:
         raise ValueError(f"{what} in this state of a Belay is damaged: {value!r} is not a count")
 
 
-def equal(saved: Any, here: int | str) -> bool:
+def equal(saved: Any, here: int | str | None) -> bool:
     """Whether the two are the same; a damaged state may hold anything, even tensors, whose == returns a tensor."""
     return type(saved) is type(here) and bool(saved == here)
 

@@ -23,6 +23,7 @@ class Clock:
         self._count = count
         self._unsettled: Tensor | None = None  # how many of the steps since the last reading took place
         self._there: dict[torch.device, Tensor] = {}  # the count on each device
+        self._asked: torch.device | None = None  # the device whose count was asked for last
         self._replayed = False  # a captured graph counts too
         self.era = 0  # how often the count was set: steps of one era follow each other
 
@@ -36,17 +37,20 @@ class Clock:
                 )
             with torch.inference_mode(False):  # later steps write to it, also outside
                 self._there[device] = torch.tensor(self.count, dtype=torch.int64, device=device)
+        self._asked = device
         return self._there[device]
 
     def tick(self, keep: Tensor | None, *, counted: bool = False, captured: bool = False) -> None:
         """Count a step. `keep`, if given, is 1 if the step took place and 0 if not, known on the device only.
 
-        If `counted`, the devices have counted the step already. If `captured`, a graph will count it at every replay.
+        If `counted`, the device that asked for the count last has counted the step already. If `captured`, a graph will
+        count it at every replay.
         """
         taken = None if keep is None else keep.to(torch.int64)
-        if not counted:
+        if not counted or len(self._there) > 1:
             for device, count in self._there.items():
-                count += 1 if taken is None else taken.to(device, non_blocking=True)
+                if not (counted and device == self._asked):
+                    count += 1 if taken is None else taken.to(device, non_blocking=True)
         if captured and self._there:
             self._replayed = True
         elif taken is None:

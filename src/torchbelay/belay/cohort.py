@@ -6,6 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from torchbelay.ops.place import Place
 from torchbelay.ops.step import REST, Motion, Schedule, Swing
 from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.method import Method
@@ -28,6 +29,8 @@ class Cohort:
     w2: list[Tensor] = field(default_factory=list)
     v1: list[Tensor] = field(default_factory=list)
     v2: list[Tensor] = field(default_factory=list)
+    low: list[Tensor] = field(default_factory=list)  # with places, of averages of 24 bits
+    places: list[Place] = field(default_factory=list)
 
     @cached_property
     def varies(self) -> str:

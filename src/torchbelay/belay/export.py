@@ -70,22 +70,22 @@ def _values(
 ) -> dict[int, Tensor]:
     """Return an average, or a reading of it, by parameters' ids; `own` has weights that are elsewhere now."""
     swap, entries = member.swap, average.entries.values()
-    w2 = {id(e.w1): e.w2 if swap is None else swap.value(e, average.name) for e in entries}
+    w2 = {id(e.w1): e.value if swap is None else swap.value(e, average.name) for e in entries}
     if reading is None:
         return {id(e.w1): w2[id(e.w1)].to(e.w1.dtype) if rounded else w2[id(e.w1)] for e in entries}
     parts = {id(e.w1): _empty(e, rounded=rounded) for e in entries}
     reading.write(parts, w1=lambda e: own.get(id(e.w1), e.w1), w2=lambda e: w2[id(e.w1)])
-    return {id(e.w1): _spread(e, parts[id(e.w1)]) for e in entries}
+    return {id(e.w1): _spread(w2[id(e.w1)], parts[id(e.w1)]) for e in entries}
 
 
-def _spread(e: Entry, part: Tensor) -> Tensor:
+def _spread(w2: Tensor, part: Tensor) -> Tensor:
     """Return a tensor that is spread over ranks as the average is, with this local part."""
-    return with_local(e.w2 if e.w2.dtype == part.dtype or not is_sharded(e.w2) else e.w2.to(part.dtype), part)
+    return with_local(w2 if w2.dtype == part.dtype or not is_sharded(w2) else w2.to(part.dtype), part)
 
 
 def _empty(e: Entry, *, rounded: bool) -> Tensor:
     """Return memory for the local part of a mixture, on the device of the average."""
-    return torch.empty_like(e.part, dtype=(e.w1 if rounded else e.w2).dtype, device=local(e.w2).device)
+    return torch.empty_like(e.part, dtype=(e.w1 if rounded else e).dtype, device=local(e.w2).device)
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:

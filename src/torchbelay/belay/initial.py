@@ -1,9 +1,22 @@
 """The weights at which averages began, for readouts that need them."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from .shard import local
+
+
+class Averaged(Protocol):
+    """A parameter and its average."""
+
+    w1: Tensor
+    w2: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """The average's values."""
 
 
 class Initial:
@@ -27,24 +40,24 @@ class Initial:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def follow(self, w1: Tensor, w2: Tensor) -> None:
+    def follow(self, e: Averaged) -> None:
         """Go where the average of a parameter is; if none are kept of it, its average has begun just now: copy it."""
         if not self.kept:
             return
-        if not self.knows(w1):
-            self._each[id(w1)] = w1, w2.detach().clone()
-        elif local(self.of(w1)).device != local(w2).device:
-            self._each[id(w1)] = w1, self.of(w1).to(local(w2).device)
+        if not self.knows(e.w1):
+            self._each[id(e.w1)] = e.w1, e.value.detach().clone()
+        elif local(self.of(e.w1)).device != local(e.w2).device:
+            self._each[id(e.w1)] = e.w1, self.of(e.w1).to(local(e.w2).device)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def renew(self, w1: Tensor, w2: Tensor) -> None:
+    def renew(self, e: Averaged) -> None:
         """Take the average of a parameter, which has begun again just now."""
-        if self.knows(w1) and local(self.of(w1)).shape == local(w2).shape:
-            local(self.of(w1)).copy_(local(w2))
+        if self.knows(e.w1) and local(self.of(e.w1)).shape == local(e.w2).shape:
+            local(self.of(e.w1)).copy_(local(e.value))
         else:
-            self.forget(w1)
-            self.follow(w1, w2)
+            self.forget(e.w1)
+            self.follow(e)
 
     def forget(self, w1: Tensor) -> None:
         """Keep nothing of a parameter any more."""

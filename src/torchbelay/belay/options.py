@@ -9,9 +9,11 @@ import torch
 from torchbelay.ops.backend import check
 from torchbelay.physics import arguments
 
+from .planes import check_bits
 from .team import Team
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+Bits = Literal[24]
 Buffers = Literal["copy", "average", "ignore"]
 Rounding = Literal["nearest", "stochastic"]
 OnNonfinite = Literal["ignore", "skip", "raise"]
@@ -27,6 +29,7 @@ class OptionArguments(TypedDict, total=False):
     """The keyword arguments that `Belay` passes on to `Options`."""
 
     dtype: torch.dtype | None
+    bits: Bits | None
     buffers: Buffers
     every: int
     start: int
@@ -41,6 +44,7 @@ class OptionArguments(TypedDict, total=False):
 class Kept(TypedDict):
     """The options that every average has of its own."""
 
+    bits: int | None
     home: torch.device | None
     every: int
     workers: int
@@ -52,6 +56,9 @@ class Options:
 
     Args:
         dtype: of the averages. None: float32 for float32, bfloat16 and float16 weights, else the weights' own.
+        bits: 24: averages of float32, bfloat16 and float16 weights are the upper 24 bits of a float32, in 3 bytes per
+            weight, rounded at random so that their mean is right (see `docs/memory.md`). Velocities, averaged buffers
+            and initial weights stay float32. Not together with `dtype`; `module()` and `tensors()` refuse it.
         buffers: the buffers (such as BatchNorm's statistics) that go with the average. "copy": the model's own, until
             `torch.optim.swa_utils.update_bn` is run inside `averaged()`; that result is kept until the next step.
             "average": averaged in float32 or wider, as weights are, each by the method that `method` returns for its
@@ -85,6 +92,7 @@ class Options:
     """
 
     dtype: torch.dtype | None = None
+    bits: Bits | None = None
     buffers: Buffers = "copy"
     every: int = 1
     start: int = 0
@@ -97,6 +105,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
+        check_bits(self.bits, self.dtype)
         arguments.one_of("buffers", self.buffers, ("copy", "average", "ignore"))
         arguments.whole("every", self.every, low=1)
         arguments.whole("start", self.start, low=0)
@@ -120,8 +129,8 @@ class Options:
 
     @property
     def kept(self) -> Kept:
-        """Return what an average must know: where it is kept, how often it moves, and for how many workers."""
-        return {"home": self.home, "every": self.every, "workers": self.number_of_workers}
+        """Return what an average must know: where and how it is kept, how often it moves, for how many workers."""
+        return {"home": self.home, "every": self.every, "workers": self.number_of_workers, "bits": self.bits}
 
     @cached_property
     def team(self) -> Team | None:
@@ -156,6 +165,7 @@ class Options:
             "impl": (self.impl not in ("auto", "foreach"), foreach),
             "rounding": (self.rounding != "nearest", foreach),
             "device": (self.device is not None, "the average pulls the weights; leave it out"),
+            "bits": (self.bits is not None, "workers exchange what averages hold in a dtype; leave it out"),
         }
         for name, (holds, why) in reasons.items():
             if holds:
@@ -166,13 +176,16 @@ class Options:
         return {**self.saved(), "dtype": self.dtype, "on_nonfinite": self.on_nonfinite}
 
     def saved(self) -> dict[str, int | str]:
-        """Return the options that a checkpoint must agree about; `keep_initial` and `workers` only if they are on."""
-        kept: dict[str, int | str] = {"keep_initial": True} if self.keep_initial else {}
-        if self.team is not None:
-            kept["workers"] = self.team.count
-        return {"every": self.every, "start": self.start, "buffers": self.buffers, **kept}
+        """Return the options that a checkpoint must agree about; the rare ones and `workers` only if they are on."""
+        workers: dict[str, int | str] = {} if self.team is None else {"workers": self.team.count}
+        return {"every": self.every, "start": self.start, "buffers": self.buffers, **self._rare(), **workers}
+
+    def _rare(self) -> dict[str, int]:
+        """Return the options that change which tensors a checkpoint has, if they are on."""
+        kept: dict[str, int] = {"keep_initial": True} if self.keep_initial else {}
+        return kept if self.bits is None else kept | {"bits": self.bits}
 
     def facts(self) -> list[str]:
-        """Return these options as names. None of them is also a name without `keep_initial`, if that is on."""
-        kept = ", keep_initial=True" if self.keep_initial else ""
+        """Return these options as names. None of them is also a name without the rare options that are on."""
+        kept = "".join(f", {name}={value}" for name, value in self._rare().items())
         return [f"{name}={value}{kept}" for name, value in self.saved().items()]

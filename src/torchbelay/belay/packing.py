@@ -13,12 +13,12 @@ from urllib.parse import quote
 
 from torch import Tensor
 
-from .checkpoint import SLOTS
+from .checkpoint import LOW, SLOTS
 from .checks import damaged
 
 KEY = "torchbelay"
 PREFIX = f"{KEY}/"
-TENSORS = (*SLOTS, "initial", "buffers")  # the kinds of tensors in a Belay's state
+TENSORS = (*SLOTS, LOW, "initial", "buffers")  # the kinds of tensors in a Belay's state
 
 State = dict[str, Any]
 

@@ -13,6 +13,7 @@ from torchbelay.physics.method import Method
 from . import modules
 from .average import Average, Wanted, key_of
 from .models import Loose, Several
+from .planes import check_weights
 from .shard import reshard
 from .validate import check_method
 
@@ -85,6 +86,7 @@ class Parameters:
                     method = average.rule(name, p)
                     if method is None:
                         continue
+                    check_weights(name, p, average.bits)
                     key = (key_of(method), average.name)
                     if key not in checked:
                         check_method(

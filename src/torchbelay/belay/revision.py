@@ -16,10 +16,11 @@ from torchbelay.physics.method import Remembers
 
 from .average import MAIN, Average, Entry
 from .buffers import is_averaged
-from .checkpoint import EMPTY, FORMAT, SLOTS, Homes, is_same_method, is_state, options_of
+from .checkpoint import EMPTY, FORMAT, LOW, SLOTS, Homes, is_same_method, is_state, options_of
 from .checks import damaged, equal, flag, named, some
 from .cohort import inertias
 from .options import Options
+from .planes import BITS, are_planes, joined, split
 
 Saved = Mapping[str, Any]
 
@@ -71,8 +72,8 @@ def _add_initial(
     for average, about in made.items():
         entries = [e for e in expected[average].entries.values() if e.name not in seen]
         new = sorted(e.name for e in entries if e.name not in found)
-        values = {e.name: found.get(e.name, about["weights"][e.name]) for e in entries}
-        about["initial"] = {e.name: _cast(values[e.name], e.w2.dtype) for e in entries}
+        values = {e.name: found[e.name] if e.name in found else _value(about, e.name) for e in entries}
+        about["initial"] = {e.name: _cast(values[e.name], e.dtype) for e in entries}
         seen |= {e.name for e in entries}
         if new:
             notes.append(f"the initial weights of {some(new)} are taken to be those of {average!r} now")
@@ -86,21 +87,25 @@ class _Revision:
         self._version, self._began = state["format"], state["began"]
         self._is_new = average.name not in state["averages"]
         self._found = EMPTY | dict(state["averages"][MAIN if self._is_new else average.name])
-        for part in (*SLOTS, "methods", "ages", "memories", "buffers"):
+        for part in (*SLOTS, LOW, "methods", "ages", "memories", "buffers"):
             named(f"{part} of average {average.name!r}", self._found[part])
         if not isinstance(self._found["own_buffers"], list):
             flag("own_buffers", self._found["own_buffers"])
+        if equal(state["options"].get("bits"), BITS) and self._found["weights"].keys() != self._found[LOW].keys():
+            raise KeyError(LOW)
         self._same_buffers = equal(state["options"]["buffers"], options.buffers)
         self._buffers = options.buffers
 
     def made(self) -> dict[str, Any]:
         """Return the average as a checkpoint has it."""
         entries, found = self._average.entries, self._found
-        weights = {e.name: self._weights(e) for e in entries.values()}
+        planes = {e.name: self._planes(e) for e in entries.values()}
+        low = {name: low for name, (_, low) in planes.items() if low is not None}
         unchanged = {e.name for e in entries.values() if self._is_unchanged(e.name, e.method)}
         remembering = [e.name for e in entries.values() if isinstance(e.method, Remembers)]
         saved = {
-            "weights": weights,
+            "weights": {name: w2 for name, (w2, _) in planes.items()},
+            **({LOW: low} if low else {}),
             **{kind: self._velocities(i, kind) for i, kind in enumerate(list(SLOTS)[1:])},
             "methods": {e.name: describe(e.method) for e in entries.values()},
             "ages": {name: 0 if self._is_new else found["ages"].get(name, 0) for name in entries},
@@ -110,16 +115,20 @@ class _Revision:
         self._describe(unchanged)
         return saved | ({"changed": True} if self._changed else {})
 
-    def _weights(self, e: Entry) -> Tensor:
-        found = self._found["weights"]
-        return _cast(found[e.name], e.w2.dtype) if e.name in found else e.w1.detach().to(e.w2.dtype)
+    def _planes(self, e: Entry) -> tuple[Tensor, Tensor | None]:
+        """Return the average of a parameter as it is kept here: one tensor, or two planes."""
+        found = _value(self._found, e.name) if e.name in self._found["weights"] else e.w1.detach()
+        value = _cast(found, e.dtype)
+        if e.low is None or not isinstance(value, Tensor) or value.dtype != e.dtype:
+            return value, None
+        return split(value)
 
     def _velocities(self, i: int, kind: str) -> dict[str, Tensor]:
         found = {} if self._is_new else self._found[kind]
         return {
-            e.name: _cast(found[e.name], e.w2.dtype)
+            e.name: _cast(found[e.name], e.dtype)
             if e.name in found
-            else torch.zeros_like(e.w1, dtype=e.w2.dtype, requires_grad=False)
+            else torch.zeros_like(e.w1, dtype=e.dtype, requires_grad=False)
             for e in self._average.entries.values()
             if inertias(e.method)[i] is not None
         }
@@ -146,8 +155,15 @@ class _Revision:
         for kind in list(SLOTS)[1:]:
             if any(e.name not in found[kind] for e in changed if inertias(e.method)[kind == "velocities2"] is not None):
                 self._note(f"the {kind} of {label} begin at 0")
-        dtypes = [(found["weights"][e.name].dtype, e.w2.dtype) for e in entries.values() if e.name not in new]
-        for there, here in dict.fromkeys(dtypes):
+        kinds = [
+            (
+                "24 bits" if e.name in found[LOW] else found["weights"][e.name].dtype,
+                e.dtype if e.low is None else "24 bits",
+            )
+            for e in entries.values()
+            if e.name not in new
+        ]
+        for there, here in dict.fromkeys(kinds):
             if there != here:
                 self._note(f"{label} was kept in {there} and is kept in {here} from now on")
 
@@ -193,6 +209,17 @@ class _Revision:
             same = remembers and is_same_method(text, cohort.method, self._version)
             rows.append([name, describe(cohort.method), age if goes_on else 0, memory if same else []])
         return rows
+
+
+def _value(saved: Saved, name: str) -> Any:
+    """Return the average of a parameter in a state, in whatever dtype it was kept; of 24 bits, in float32."""
+    high = saved["weights"][name]
+    if name not in saved.get(LOW, {}):
+        return high
+    low = saved[LOW][name]
+    if not are_planes(high, low):
+        raise ValueError(f"the average of {name!r} in this state of a Belay is damaged: its two planes do not fit")
+    return joined(high, low)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

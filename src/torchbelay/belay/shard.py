@@ -42,6 +42,14 @@ def with_local(t: Tensor, part: Tensor) -> Tensor:
     return type(t).__tensor_unflatten__(parts, about, t.shape, t.stride())  # type: ignore[attr-defined,no-any-return]
 
 
+def offset(t: Tensor) -> tuple[int, ...]:
+    """Return where the local part of a sharded tensor begins in the whole tensor; zeros on a rank that has no part."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, start = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)  # type: ignore[attr-defined]
+    return start or (0,) * t.dim()
+
+
 def matching(whole: Tensor, like: Tensor) -> Tensor:
     """Return the part of a tensor that belongs to the local part of `like`, which is spread like it or is its average.
 

@@ -7,7 +7,7 @@ import torch
 from torchbelay.ops import arithmetic
 from torchbelay.physics.method import Method
 
-from . import company, shard
+from . import company, planes, shard
 from .average import MAIN, Entry
 from .cohort import decay, regime
 from .parts import Part, Parts
@@ -58,7 +58,7 @@ def about(parts: Parts) -> list[str]:
     found = [
         ", ".join(methods[:3]) + (", …" if len(methods) > 3 else ""),
         f"{len(entries)} tensors, {sum(e.w1.numel() for e in entries):,} weights",
-        f"average {'/'.join(sorted({str(e.w2.dtype).removeprefix('torch.') for e in entries}))}",
+        f"average {'/'.join(sorted({_storage(e) for e in entries}))}",
     ]
     if not entries:
         found = [f"begins after step {parts.first.options.start}"]
@@ -74,6 +74,11 @@ def about(parts: Parts) -> list[str]:
         found.append("steps by hand")
     paths = dict.fromkeys(part.stepper.path() for part in parts.each)
     return [*found, f"impl={', '.join(paths)!r}", f"step {parts.step}"]
+
+
+def _storage(e: Entry) -> str:
+    """Return how the average of a parameter is kept, in a word."""
+    return str(e.w2.dtype).removeprefix("torch.") if e.low is None else f"{planes.BITS} bits"
 
 
 def _moved(part: Part) -> list[tuple[str, Method, int, int]]:
@@ -98,7 +103,7 @@ def norms(entries: list[Entry], swap: Swap | None) -> list[float]:
     squares = torch.zeros(2, dtype=torch.float64, device="cpu")
     for some in alike.values():
         w1 = [e.part_of(own.get(id(e.w1), e.w1)) for e in some]
-        w2 = [shard.local(e.w2 if swap is None else swap.value(e, MAIN)) for e in some]
+        w2 = [shard.local(e.value if swap is None else swap.value(e, MAIN)) for e in some]
         here = torch.stack([arithmetic.distance(w1, w2), arithmetic.norm(w1)]).square()
         squares += shard.summed(here, some[0].spread).cpu()
     return squares.sqrt().tolist()

@@ -1,18 +1,18 @@
 """Putting an average into the model for a while, and the weights back, or into the model for good."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchbelay.ops import arithmetic
+from torchbelay.ops import arithmetic, planes
 from torchbelay.ops.backend import Backend
 from torchbelay.ops.trade import Trade
 from torchbelay.physics.readouts import Readout
 
-from .average import Entry, WholeAverage, local_parts
+from .average import Entry, WholeAverage
 from .readout import Reading
 from .shard import is_sharded, loaded, local, reshard, with_local
 from .signals import signals_held
@@ -33,9 +33,10 @@ class Swap:
 
     If weights and average have one dtype, they trade places in place. If not, the average is rounded into the model and
     the weights are set aside, so that neither loses a bit; so are weights that share memory with others, and all of
-    them if a reading of the average takes their place, or if the average is `held`: somebody looks at its memory, where
-    the weights must not be. If replicas share the average, its slices are gathered in the model, and the weights are
-    set aside: so that to leave is no collective, and one rank alone may do it after an exception.
+    them if the average has 24 bits, if a reading of the average takes their place, or if the average is `held`:
+    somebody looks at its memory, where the weights must not be. If replicas share the average, its slices are gathered
+    in the model, and the weights are set aside: so that to leave is no collective, and one rank alone may do it after
+    an exception.
 
     To make a swap changes nothing, and refuses what cannot be swapped. `undo()` may be called at any time after that,
     and again if it was interrupted: it does what is left to do.
@@ -62,7 +63,7 @@ class Swap:
         self._traded: list[Entry] = []
         self._aside: dict[int, Tensor] = {}
         for e in average.entries.values():
-            apart = e.w1.dtype != e.w2.dtype or is_sharded(e.w1) is not is_sharded(e.w2)
+            apart = not _is_like_weights(e) or is_sharded(e.w1) is not is_sharded(e.w2)
             if not (held or apart or reading is not None or id(e.w1) in shared):
                 self._traded.append(e)
             else:
@@ -88,10 +89,10 @@ class Swap:
         entries = self.average.entries.values()
         if self._reading is not None:
             homes = {id(e.w1): e.part_of(self._homes[id(e.w1)]) for e in entries}
-            self._reading.write(homes, self.weights, lambda e: e.w2)
+            self._reading.write(homes, self.weights, lambda e: e.value)
         elif self._trade is not None:
             self._trade.go()
-            arithmetic.copy_(*local_parts(e for e in entries if id(e.w1) in self._aside))
+            _copy_to_weights(e for e in entries if id(e.w1) in self._aside)
         self.average.gather()
         if self._buffers is not None:
             self._buffers.put(fitting(self.average.buffers, self._buffers.own()))
@@ -197,7 +198,7 @@ class Swap:
         is_home = self._late is None or not self._late.done  # where the weights were, and not in its own memory
         if is_home and average == self.average.name and id(entry.w1) in self._w2:
             return with_local(entry.w2, self._homes[id(entry.w1)])
-        return entry.w2
+        return entry.value
 
 
 @torch.inference_mode(False)
@@ -219,11 +220,25 @@ def overwrite(model: nn.Module, average: WholeAverage) -> None:
 def _copy(average: WholeAverage, buffers: Buffers | None) -> None:
     entries = average.entries.values()
     for same in (True, False):
-        arithmetic.copy_(*local_parts(e for e in entries if (e.w1.dtype == e.w2.dtype) is same))
+        _copy_to_weights(e for e in entries if _is_like_weights(e) is same)
     average.gather()
     if buffers is not None:
         buffers.put(fitting(average.buffers, buffers.own()))
     forget_computed()
+
+
+def _is_like_weights(e: Entry) -> bool:
+    """Whether an average has the dtype of its weights, so that they can trade places."""
+    return e.low is None and e.w1.dtype == e.w2.dtype
+
+
+def _copy_to_weights(entries: Iterable[Entry]) -> None:
+    """Overwrite weights with their average."""
+    found = list(entries)
+    plain, split = ([e for e in found if (e.low is None) is whole] for whole in (True, False))
+    arithmetic.copy_([e.part for e in plain], [local(e.w2) for e in plain])
+    low = [local(e.low) for e in split if e.low is not None]
+    planes.copy_([e.part for e in split], [local(e.w2) for e in split], low)
 
 
 def forget_computed() -> None:

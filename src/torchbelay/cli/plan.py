@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .parser import Commands
 
 _MODES = ("ddp", "ddp-sharded", "fsdp2", "zero3", "workers")  # as in belay/cost.py, which imports torch
+_WHOLE = ("zero3", "workers")  # these keep whole float32 numbers
 _EXAMPLES = """\
 examples:
   torchbelay plan --params 70e9 --ranks 1024                    all modes
@@ -58,8 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.every > 1 and args.mode not in (None, "workers"):
         args.parser.error(f"--every {args.every} is for workers; other modes do not sync: leave it out")
+    if args.bits == 24 and args.mode in _WHOLE:
+        args.parser.error(f"--bits 24 is not for {args.mode}, which keeps float32 averages; leave it out")
+    modes = [mode for mode in MODES if args.mode in (None, mode) and not (args.bits == 24 and mode in _WHOLE)]
     shapes = list(model_of(args.params, args.tensors))
-    found = {mode: cost_of(mode, shapes, args.ranks, bits=args.bits) for mode in MODES if args.mode in (None, mode)}
+    found = {mode: cost_of(mode, shapes, args.ranks, bits=args.bits) for mode in modes}
     if args.json:
         print(json.dumps({mode: asdict(cost) for mode, cost in found.items()}, indent=2))
         return 0

@@ -10,10 +10,11 @@ only watches cannot spoil the weights. Nothing here waits for the device.
 synchronisation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from math import inf, isclose
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -316,13 +317,17 @@ def bits(t: Tensor) -> Tensor:
     return real.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[real.itemsize])
 
 
-def pieces(*lists: Tensors) -> Iterator[list[list[Tensor]]]:
-    """Cut aligned lists into aligned runs of views of at most SCRATCH elements each."""
-    run: list[tuple[Tensor, ...]] = []
+def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list[Any]]]:
+    """Cut aligned lists into aligned runs of views of at most `most` elements each; None: of SCRATCH elements.
+
+    The first list has tensors. The others may have anything that can be cut by `split(size, dim)` as tensors can.
+    """
+    most = max(1, SCRATCH if most is None else most)
+    run: list[tuple[Any, ...]] = []
     size = 0
     for group in zip(*lists, strict=True):
-        for part in _cut(group):
-            if run and size + part[0].numel() > SCRATCH:
+        for part in _cut(group, most):
+            if run and size + part[0].numel() > most:
                 yield [list(row) for row in zip(*run, strict=True)]
                 run, size = [], 0
             run.append(part)
@@ -331,14 +336,14 @@ def pieces(*lists: Tensors) -> Iterator[list[list[Tensor]]]:
         yield [list(row) for row in zip(*run, strict=True)]
 
 
-def _cut(group: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Cut tensors of one shape, along their longest dimension, until each part fits the scratch buffer."""
+def _cut(group: tuple[Any, ...], most: int) -> Iterator[tuple[Any, ...]]:
+    """Cut tensors of one shape, along their longest dimension, until each part has at most `most` elements."""
     size = group[0].numel()
-    if size <= SCRATCH:
+    if size <= most:
         yield group
         return
     shape = group[0].shape
     longest = max(range(len(shape)), key=lambda d: shape[d])
-    rows = max(1, SCRATCH * shape[longest] // size)
-    for part in zip(*(torch.split(t, rows, dim=longest) for t in group), strict=True):
-        yield from _cut(part)
+    rows = max(1, most * shape[longest] // size)
+    for part in zip(*(t.split(rows, longest) for t in group), strict=True):
+        yield from _cut(part, most)

@@ -8,7 +8,7 @@ Weights elsewhere take the same way, one piece after the other, and the host wai
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,18 +17,7 @@ from . import arithmetic
 from .foreach import Foreach
 from .lists import ListBackend, PreparedLists
 from .reference import Reference
-from .step import Count, Motion, Move, Swing, TensorGroup, Tensors
-
-
-@dataclass
-class _Piece:
-    """A part of a group, with copies of its averages on the weights' device."""
-
-    w1: list[Tensor]
-    w2: list[Tensor]
-    v1: list[Tensor]
-    v2: list[Tensor]
-    born: int
+from .step import Count, Motion, Move, Piece, Swing, TensorGroup, Tensors
 
 
 class Host(ListBackend):
@@ -68,19 +57,37 @@ class Host(ListBackend):
 
     def move(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
         """Move the average, and its velocity if it has one."""
+        self._move(group, motion, copy, keep, None)
+
+    def move_planes(
+        self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None, step: Tensor
+    ) -> None:
+        """Move an average of 24 bits, and its velocity if it has one."""
+        self._move(group, motion, copy, keep, step)
+
+    def _move(
+        self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None, step: Tensor | None
+    ) -> None:
         device = group.w1[0].device
-        with self._beside(device, keep, copy, *(w.detach() for w in group.w1)):
-            columns = [group.w1, group.w2] + ([] if copy is None else [copy]) + ([group.v2] if group.v2 else [])
-            for w1, w2, *rest in arithmetic.pieces(*columns):
+        with self._beside(device, keep, step, copy, *(w.detach() for w in group.w1)):
+            columns = [each for each in (copy, group.v2, group.low, group.places) if each]
+            for w1, w2, *rest in arithmetic.pieces(group.w1, group.w2, *columns):
                 before = None if copy is None else rest.pop(0)
                 there, swing = _copies(w2, device), motion.swing2
+                velocities = rest.pop(0) if group.v2 else []
                 if swing is not None:
-                    swing = Swing(_copies(rest[0], device), swing.inertia)
-                piece = _Piece(w1, there, [], [], group.born)
-                self._inner.move(piece, replace(motion, swing2=swing), before, keep)
+                    swing = Swing(_copies(velocities, device), swing.inertia)
+                low, places = rest or ([], [])
+                piece = Piece(w1, there, _copies(low, device), places, group.born)
+                how = replace(motion, swing2=swing)
+                if step is None:
+                    self._inner.move(piece, how, before, keep)
+                else:
+                    self._inner.move_planes(piece, how, before, keep, step)
                 _return(w2, there)
+                _return(low, piece.low)
                 if swing is not None:
-                    _return(rest[0], swing.v)
+                    _return(velocities, swing.v)
 
     @contextmanager
     def _beside(self, device: torch.device, *held: object) -> Iterator[None]:

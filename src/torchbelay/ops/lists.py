@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import planes
 from .facts import Fact
 from .step import Count, Motion, Move, TensorGroup, Tensors
 from .trade import ListTrade
@@ -49,7 +50,7 @@ class ListBackend:
             assert motion is not None
             needed = self.copies_always or motion.needs_copy
             prepared.append((group, motion, [w.clone() for w in group.w1] if needed else None))
-        return PreparedLists(self, prepared)
+        return PreparedLists(self, prepared, count)
 
     def fuse(self, rule: str, parameters: list[Tensor], states: list[Any], moves: Sequence[Move]) -> None:
         """None: there is no pass that an optimizer could take them along in."""
@@ -69,17 +70,28 @@ class ListBackend:
         """Move w1 and w2 of a group; `copy` holds w1 from before the step if the motion needs it."""
         raise NotImplementedError
 
+    def move_planes(
+        self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None, step: Tensor
+    ) -> None:
+        """Move a group whose averages have 24 bits, at the step of that number, a 0-dim tensor on its device."""
+        planes.move(self.move, group, motion, copy, keep, step)
+
 
 class PreparedLists:
     """A step of groups that are moved one after the other."""
 
-    def __init__(self, backend: ListBackend, prepared: list[Prepared]) -> None:
-        self._backend, self._prepared = backend, prepared
+    def __init__(self, backend: ListBackend, prepared: list[Prepared], count: Count) -> None:
+        self._backend, self._prepared, self._count = backend, prepared, count
 
     def finish(self, keep: Tensor | None) -> None:
         """Move everything."""
         for group, motion, copy in self._prepared:
-            if not motion.rests:
+            if motion.rests:
+                continue
+            if group.low:
+                step = self._count.on(group.w1[0].device) + 1
+                self._backend.move_planes(group, motion, copy, keep, step)
+            else:
                 self._backend.move(group, motion, copy, keep)
 
 

@@ -1,6 +1,6 @@
 """What one step asks of the tensors: a motion for each group of tensors that move alike."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.method import Law
+
+from .place import Place
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 # An optimizer group's learning rate (maybe a tensor on the device), betas (or momentum, dampening), eps, weight decay.
@@ -91,13 +93,31 @@ class Schedule:
 
 
 class TensorGroup(Protocol):
-    """Tensors that move alike, in aligned lists. The optimizer had taken `born` steps before their first."""
+    """Tensors that move alike, in aligned lists. The optimizer had taken `born` steps before their first.
+
+    If averages have 24 bits, w2 and `low` are their two planes (`planes.py`), and `places` say where they belong.
+    """
 
     w1: list[Tensor]
     w2: list[Tensor]
     v1: list[Tensor]
     v2: list[Tensor]
+    low: list[Tensor]
+    places: list[Place]
     born: int
+
+
+@dataclass
+class Piece:
+    """A part of a group, with copies of its averages elsewhere or in another form."""
+
+    w1: list[Tensor]
+    w2: list[Tensor]
+    low: list[Tensor]
+    places: list[Place]
+    born: int
+    v1: list[Tensor] = field(default_factory=list)  # velocities are those of the motion
+    v2: list[Tensor] = field(default_factory=list)
 
 
 class Move(NamedTuple):

@@ -110,10 +110,11 @@ class Source:
 
     def nbytes(self, name: str | None) -> int:
         """Return the bytes of a snapshot of an average, or of the weights, as all ranks write it together."""
-        found = {**self.trained(), **self.buffers(None)}
+        found = {n: t.numel() * t.element_size() for n, t in {**self.trained(), **self.buffers(None)}.items()}
         if name is not None:
-            found |= {e.name: e.w2 for e in self.parts.averages[name].entries.values()}
-        return sum(t.numel() * t.element_size() for t in found.values())
+            entries = self.parts.averages[name].entries.values()
+            found |= {e.name: e.w2.numel() * e.dtype.itemsize for e in entries}
+        return sum(found.values())
 
     def take(self, name: str | None, step: int, sessions: tuple[Session, ...]) -> Content:
         """Copy an average, or the weights if `name` is None."""
@@ -121,7 +122,7 @@ class Source:
         trained = self.trained()
         tensors: dict[str, Tensor] = dict(trained)
         if name is not None:
-            tensors |= {e.name: e.w2 for e in self.parts.averages[name].entries.values()}
+            tensors |= {e.name: e.value for e in self.parts.averages[name].entries.values()}
         dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in trained.items() if p.dtype != tensors[n].dtype}
         left = {n: p for n, p in self._before.items() if n not in trained}  # they stay what they are now
         self._before |= trained

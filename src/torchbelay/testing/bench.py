@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchbelay.belay import Belay, modules
+from torchbelay.belay import Belay, modules, planes
 from torchbelay.belay.average import MAIN
+from torchbelay.belay.checkpoint import LOW
 from torchbelay.belay.options import OptionArguments
 from torchbelay.belay.rules import Rule
 from torchbelay.physics.method import Method
@@ -99,9 +100,16 @@ class Run:
         return modules.named_parameters(self.model)
 
     def average(self) -> dict[str, Any]:
-        """Return the saved form of the main average: weights, velocities1, velocities2, ages, …"""
+        """Return the saved form of the main average: weights, velocities1, velocities2, ages, …; weights as values."""
         state: dict[str, Any] = self.attached.state_dict()["averages"][MAIN]
-        return state
+        low = state.get(LOW, {})
+        weights = {n: planes.joined(w2, low[n]) if n in low else w2 for n, w2 in state["weights"].items()}
+        return state | {"weights": weights}
+
+    def kept(self, weight: Tensor, average: Tensor) -> Tensor:
+        """Return what an average keeps of a weight that it begins at."""
+        kept = weight.detach().to(average.device, average.dtype)
+        return kept if self.attached._options.bits is None else planes.joined(*planes.split(kept))
 
     def gradients(self) -> State:
         """Return the gradients by name."""

@@ -5,9 +5,10 @@ only up to rounding errors: TOLERANCE. The coupling itself is the same arithmeti
 bit with ordinary tensors that take the same steps.
 """
 
-from . import (  # noqa: F401  # each registers its checks
+from . import (
     agreeing,
     carrying,
+    planes,
     planning,
     recording,
     saving,
@@ -20,6 +21,12 @@ from . import (  # noqa: F401  # each registers its checks
     workers,
 )
 from .runs import CHECKS, Check
+
+# Each registers its checks.
+MODULES = (
+    agreeing, carrying, planes, recording, saving, several, sharding, sharing, sharing_saved, spreading, teaching,
+    workers,
+)  # fmt: skip
 
 
 def for_ranks(world: int) -> dict[str, Check]:

@@ -15,7 +15,7 @@ from torchbelay.ops.trade import ListTrade, Trade
 from . import launch
 from .fused import FusedStep
 from .passes import Pass, PreparedPasses, followers, pulls, swings
-from .table import Known, Table, fits
+from .table import Known, Table, fits, fits_planes
 
 
 class Triton:
@@ -49,7 +49,8 @@ class Triton:
         return self._fits[group] if group in self._fits else self._can_take(group)
 
     def _can_take(self, group: TensorGroup) -> bool:
-        return self._takes(group.w1) and all(map(fits, group.w1, group.w2))
+        takes = self._takes(group.w1) and all(map(fits, group.w1, group.w2))
+        return takes and all(map(fits_planes, group.w1, group.low, group.places) if group.low else ())
 
     def used_for(self, group: TensorGroup) -> str:
         """The name of the code that moves this group."""

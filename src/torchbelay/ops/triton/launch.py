@@ -128,6 +128,7 @@ def move(
         "SCALED": scale is not None,
         "HOLES": holes,
         "STOCHASTIC": form.stochastic,
+        "MAPPED": table.mapped,
         "BLOCK": table.block,
     }
     launch(kernels.move, table.blocks, args, constants, WARPS)

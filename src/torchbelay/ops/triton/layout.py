@@ -4,8 +4,14 @@ import triton.language as tl
 
 # A tensor's row: its size, first block, pair of dtypes, alignment, addresses, optimizer group. SLOT columns more for
 # every average that follows the tensor.
-SIZE, FIRST, KIND, ALIGNED, W1, COPY, STATE1, STATE2, GROUP, STEP, HEAD = map(tl.constexpr, range(11))
-W2, V1, V2, COHORT, SLOT = map(tl.constexpr, range(5))
+SIZE, FIRST, KIND, ALIGNED, W1, COPY, STATE1, STATE2, GROUP, STEP = map(tl.constexpr, range(10))
+# For averages of 24 bits: the parameter's name as a number, and the index of each element in the whole parameter. INNER
+# is 0 if they follow each other in memory; else it and MIDDLE are sizes, and the strides are those of the whole.
+NAME, INDEX, INNER, INNER_STRIDE, MIDDLE, MIDDLE_STRIDE, OUTER_STRIDE, HEAD = map(tl.constexpr, range(10, 18))
+W2, LOW, V1, V2, COHORT, SLOT = map(tl.constexpr, range(6))
+
+# How a tensor is kept: as float32, bfloat16 or float16, or in the two planes of 24 bits. A pair of those is one number.
+FLOAT, PLANES, WAYS = tl.constexpr(0), tl.constexpr(3), tl.constexpr(4)
 
 # A cohort's numbers: the four of the coupling, the inertias of both masses, and which shortcuts apply.
 A, B, P, Q, CARRY1, STAY1, PULL1, PUSH1, CARRY2, STAY2, PULL2, PUSH2 = map(tl.constexpr, range(12))

@@ -119,5 +119,6 @@ def followers(moves: Iterable[Move]) -> tuple[list[Tensor], list[list[Follower]]
         m = move.group
         for i, (w1, w2) in enumerate(zip(m.w1, m.w2, strict=True)):
             v1, v2 = m.v1[i] if m.v1 else None, m.v2[i] if m.v2 else None
-            rows.setdefault(id(w1), (w1, []))[1].append(Follower(w2, v1, v2, cohort))
+            low, place = (m.low[i], m.places[i]) if m.low else (None, None)
+            rows.setdefault(id(w1), (w1, []))[1].append(Follower(w2, v1, v2, cohort, low, place))
     return [w1 for w1, _ in rows.values()], [each for _, each in rows.values()]

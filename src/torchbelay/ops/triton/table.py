@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchbelay.ops.devices import is_capturing
 from torchbelay.ops.facts import Fact
+from torchbelay.ops.place import Place, name_key
 from torchbelay.ops.step import Tensors
 
 from . import layout
@@ -27,12 +28,17 @@ _dtype, _device = attrgetter("dtype"), Tensor.get_device
 
 
 class Follower(NamedTuple):
-    """An average of one tensor: its memory, and the cohort whose numbers move it."""
+    """An average of one tensor: its memory, and the cohort whose numbers move it.
+
+    One of 24 bits has a second plane, and a place in the whole parameter.
+    """
 
     w2: Tensor
     v1: Tensor | None
     v2: Tensor | None
     cohort: int
+    low: Tensor | None = None
+    place: Place | None = None
 
 
 class State(NamedTuple):
@@ -195,7 +201,7 @@ class Table:
         self.averages = max(1, *map(len, followers)) if followers else 1
         self.gaps = any(len(each) < self.averages for each in followers)
         self.columns = int(layout.HEAD) + int(layout.SLOT) * self.averages
-        self.kinds = 0
+        self.kinds, self.mapped = 0, False
         counts = [-(-t.numel() // block) for t in self.w1]
         firsts = [0, *accumulate(counts)]
         self.blocks = firsts[-1]
@@ -204,13 +210,15 @@ class Table:
         for i, (t, where) in enumerate(zip(self.w1, self._known.addresses, strict=True)):
             # Addresses alone are kept of the optimizer's state: who offloads it wants its memory back.
             *moments, step, group = (0, 0, 0, 0) if states is None else (*map(_where, states[i][1:]), states[i].group)
-            kind = 3 * KINDS[t.dtype] + KINDS[followers[i][0].w2.dtype if followers[i] else t.dtype]
+            kind = int(layout.WAYS) * KINDS[t.dtype] + (_kind(followers[i][0]) if followers[i] else KINDS[t.dtype])
             self.kinds |= 1 << kind
-            slots = [[_where(f.w2), _where(f.v1), _where(f.v2), f.cohort] for f in followers[i]]
-            rest = [slots[0][0] if slots else where, 0, 0, none]  # memory that can be read, and is left as it is
+            slots = [[_where(f.w2), _where(f.low), _where(f.v1), _where(f.v2), f.cohort] for f in followers[i]]
+            rest = [*(slots[0][:2] if slots else (where, 0)), 0, 0, none]  # can be read, and is left as it is
             slots += [rest] * (self.averages - len(slots))
-            aligned = all(a % 16 == 0 for a in (where, *moments, *(a for slot in slots for a in slot[:3])))
+            aligned = all(a % 16 == 0 for a in (where, *moments, *(a for slot in slots for a in slot[:-1])))
             row = [t.numel(), firsts[i], kind, int(aligned), where, place, *moments, group, step]
+            row += (index := _index(t, followers[i][0].place if followers[i] else None))
+            self.mapped |= index[2] != 0
             rows.append(sum(slots, row))
             place += -(-t.numel() * t.itemsize // 16) * 16
         self.copy_bytes = place
@@ -248,6 +256,41 @@ class Table:
                 w = stand_ins[-1][1]
             w1.append(w)
         return Table(w1, self.followers, none=self._none, block=self.block), stand_ins
+
+
+def fits_planes(w1: Tensor, low: Tensor, place: Place) -> bool:
+    """Whether kernels can take the second plane of an average too, if the weights and the first one fit."""
+    alike = low.device == w1.device and (low.stride() == w1.stride() or low.numel() < 2)
+    return alike and _digits(w1, place) is not None
+
+
+def _kind(follower: Follower) -> int:
+    return KINDS[follower.w2.dtype] if follower.low is None else int(layout.PLANES)
+
+
+def _index(w1: Tensor, place: Place | None) -> list[int]:
+    """Return the columns that tell the name, and the indices of elements in the whole parameter."""
+    if place is None:
+        return [0] * 7
+    digits = _digits(w1, place)
+    assert digits is not None
+    if digits in ([], [(w1.numel(), 1)]):
+        return [name_key(place.name), place.first, 0, 0, 0, 0, 0]
+    (inner, stride), (middle, stride2), (_, stride3) = [*digits, (1, 0), (1, 0)][:3]
+    return [name_key(place.name), place.first, inner, stride, middle, stride2, stride3]
+
+
+def _digits(w1: Tensor, place: Place) -> list[tuple[int, int]] | None:
+    """Return sizes, from the innermost of memory on, and their strides in the whole; None if kernels cannot do that."""
+    found: list[tuple[int, int]] = []
+    for d in sorted(range(w1.dim()), key=lambda d: (w1.stride(d), -d)):
+        size, stride = w1.shape[d], place.strides[d]
+        if found and found[-1][0] * found[-1][1] == stride:
+            found[-1] = found[-1][0] * size, found[-1][1]
+        elif size != 1:
+            found.append((size, stride))
+    simple = found in ([], [(w1.numel(), 1)]) or 0 in w1.shape
+    return found if simple or (len(found) <= 3 and w1.numel() < 1 << 31) else None
 
 
 def _where(t: Tensor | None) -> int:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from torchbelay.ops.triton.layout import ALIGNED, COPY, FIRST, HEAD, KIND, SIZE, W1, W2
+from torchbelay.ops.triton.layout import ALIGNED, COPY, FIRST, HEAD, KIND, SIZE, W1, W2, WAYS
 
 
 @triton.jit
@@ -52,11 +52,11 @@ def copy(table, blocks, copies, COLUMNS: tl.constexpr, KINDS: tl.constexpr, BLOC
     size = tl.load(row + SIZE)
     whole = (tl.load(row + ALIGNED) != 0) & (start + BLOCK <= size)
     source, to = tl.load(row + W1), tl.load(row + COPY) + copies
-    if KINDS & 0b111 == KINDS:
+    if KINDS & 0b1111 == KINDS:
         _copy(source, to, start, size, whole, tl.int32, BLOCK)
-    elif KINDS & 0b111 == 0:
+    elif KINDS & 0b1111 == 0:
         _copy(source, to, start, size, whole, tl.int16, BLOCK)
-    elif tl.load(row + KIND) < 3:
+    elif tl.load(row + KIND) < WAYS:
         _copy(source, to, start, size, whole, tl.int32, BLOCK)
     else:
         _copy(source, to, start, size, whole, tl.int16, BLOCK)

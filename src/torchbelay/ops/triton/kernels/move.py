@@ -11,7 +11,8 @@ import triton.language as tl
 
 from torchbelay.ops.triton.layout import *  # the names of all columns
 
-from .memory import lerp, load, narrow, round_stochastically, store, times
+from .memory import lerp, load, round_stochastically, store, times
+from .planes import load_average, random_bytes, store_average
 
 
 @triton.jit
@@ -19,7 +20,7 @@ def move(
     table, blocks, current, copies, grads, shares, keep, scale, count,
     COLUMNS: tl.constexpr, KINDS: tl.constexpr, AVERAGES: tl.constexpr, RULE: tl.constexpr, PULLS: tl.constexpr,
     SWING1: tl.constexpr, SWING2: tl.constexpr, RESTS: tl.constexpr, KEEP: tl.constexpr, SCALED: tl.constexpr,
-    HOLES: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+    HOLES: tl.constexpr, STOCHASTIC: tl.constexpr, MAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move a block of w1 and of every average that follows it.
 
@@ -37,18 +38,18 @@ def move(
     if RULE >= ADAM:
         whole = whole & (tl.load(grads + tensor) % 16 == 0)
     kind = tl.load(row + KIND)
-    for k in tl.static_range(9):
+    for k in tl.static_range(12):  # WAYS ways to keep averages, for each of three dtypes of weights
         if (KINDS >> k) & 1:
             if kind == k:
                 if whole:
                     _move(
                         row, start, size, tensor, current, copies, grads, shares, scale, count, AVERAGES, RULE, PULLS,
-                        SWING1, SWING2, RESTS, SCALED, HOLES, STOCHASTIC, k // 3, k % 3, True, BLOCK,
+                        SWING1, SWING2, RESTS, SCALED, HOLES, STOCHASTIC, MAPPED, k // 4, k % 4, True, BLOCK,
                     )  # fmt: skip
                 else:
                     _move(
                         row, start, size, tensor, current, copies, grads, shares, scale, count, AVERAGES, RULE, PULLS,
-                        SWING1, SWING2, RESTS, SCALED, HOLES, STOCHASTIC, k // 3, k % 3, False, BLOCK,
+                        SWING1, SWING2, RESTS, SCALED, HOLES, STOCHASTIC, MAPPED, k // 4, k % 4, False, BLOCK,
                     )  # fmt: skip
 
 
@@ -56,14 +57,14 @@ def move(
 def _move(
     row, start, size, tensor, current, copies, grads, shares, scale, count,
     AVERAGES: tl.constexpr, RULE: tl.constexpr, PULLS: tl.constexpr, SWING1: tl.constexpr, SWING2: tl.constexpr,
-    RESTS: tl.constexpr, SCALED: tl.constexpr, HOLES: tl.constexpr, STOCHASTIC: tl.constexpr, KIND1: tl.constexpr,
-    KIND2: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    RESTS: tl.constexpr, SCALED: tl.constexpr, HOLES: tl.constexpr, STOCHASTIC: tl.constexpr,
+    MAPPED: tl.constexpr, KIND1: tl.constexpr, KIND2: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The arithmetic of one step, all of it: old is w1 before the optimizer's step, new after it, u between them."""
     lane = tl.arange(0, BLOCK)
     mask = lane < size - start
     new = load(tl.load(row + W1), start, lane, mask, KIND1, WHOLE)
-    w2 = load(tl.load(row + HEAD + W2), start, lane, mask, KIND2, WHOLE)  # on its way while the optimizer computes
+    w2 = load_average(row + HEAD, start, lane, mask, KIND2, WHOLE)  # on its way while the optimizer computes
     old = new
     if RULE >= ADAM:
         gradient = tl.load(grads + tensor)
@@ -79,19 +80,24 @@ def _move(
         u = new - old
     else:
         u = old  # not used
+    random = lane  # not used
+    if KIND2 == PLANES:
+        ahead = 0 if RULE >= ADAM else 1  # `look` has counted a step of the kernel's own
+        random = random_bytes(row, start, lane, tl.load(count) + ahead, MAPPED)
     for j in tl.static_range(AVERAGES):
         slot = row + HEAD + j * SLOT
         numbers = current + tl.load(slot + COHORT) * NUMBERS
         if j > 0:
-            w2 = load(tl.load(slot + W2), start, lane, mask, KIND2, WHOLE)
+            w2 = load_average(slot, start, lane, mask, KIND2, WHOLE)
         if RESTS:
             if tl.load(numbers + ACTIVE) != 0:
                 new = _couple(
-                    slot, numbers, start, lane, mask, old, new, u, w2, RULE, PULLS, SWING1, SWING2, KIND2, WHOLE, j
-                )
+                    slot, numbers, start, lane, mask, old, new, u, w2, random,
+                    RULE, PULLS, SWING1, SWING2, KIND2, WHOLE, j,
+                )  # fmt: skip
         else:
             new = _couple(
-                slot, numbers, start, lane, mask, old, new, u, w2, RULE, PULLS, SWING1, SWING2, KIND2, WHOLE, j
+                slot, numbers, start, lane, mask, old, new, u, w2, random, RULE, PULLS, SWING1, SWING2, KIND2, WHOLE, j
             )
         if PULLS and j == 0:
             u = new - old  # what the other averages see
@@ -103,7 +109,7 @@ def _move(
 
 @triton.jit
 def _couple(
-    slot, numbers, start, lane, mask, old, new, u, w2,
+    slot, numbers, start, lane, mask, old, new, u, w2, random,
     RULE: tl.constexpr, PULLS: tl.constexpr, SWING1: tl.constexpr, SWING2: tl.constexpr, KIND2: tl.constexpr,
     WHOLE: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
@@ -124,20 +130,21 @@ def _couple(
             p = tl.load(numbers + P)
             relaxes = tl.load(numbers + RELAX1) != 0  # p = 1 − a
             w1_new = tl.where(relaxes, lerp(new, w2, a), old + times(a, w2 - old) + times(p, u))
+    swing_kind: tl.constexpr = FLOAT if KIND2 == PLANES else KIND2
     if SWING1 and J == 0:
-        v1 = load(tl.load(slot + V1), start, lane, mask, KIND2, WHOLE)
+        v1 = load(tl.load(slot + V1), start, lane, mask, swing_kind, WHOLE)
         w1_new += times(tl.load(numbers + CARRY1), v1)
         v1_new = times(tl.load(numbers + STAY1), v1) + times(tl.load(numbers + PULL1), w2 - old)
-        store(tl.load(slot + V1), start, lane, mask, v1_new + times(tl.load(numbers + PUSH1), u), KIND2, WHOLE)
+        store(tl.load(slot + V1), start, lane, mask, v1_new + times(tl.load(numbers + PUSH1), u), swing_kind, WHOLE)
     if SWING2:
-        v2 = load(tl.load(slot + V2), start, lane, mask, KIND2, WHOLE)
+        v2 = load(tl.load(slot + V2), start, lane, mask, swing_kind, WHOLE)
         w2_new += times(tl.load(numbers + CARRY2), v2)
         v2_new = times(tl.load(numbers + STAY2), v2) + times(tl.load(numbers + PULL2), old - w2)
-        store(tl.load(slot + V2), start, lane, mask, v2_new + times(tl.load(numbers + PUSH2), u), KIND2, WHOLE)
-    store(tl.load(slot + W2), start, lane, mask, w2_new, KIND2, WHOLE)
+        store(tl.load(slot + V2), start, lane, mask, v2_new + times(tl.load(numbers + PUSH2), u), swing_kind, WHOLE)
+    stored = store_average(slot, start, lane, mask, w2_new, random, KIND2, WHOLE)
     if PULLS and J == 0:
         # they meet: a sync leaves not a bit between them
-        w1_new = tl.where(tl.load(numbers + MEET) != 0, narrow(w2_new, KIND2).to(tl.float32), w1_new)
+        w1_new = tl.where(tl.load(numbers + MEET) != 0, stored, w1_new)
     return w1_new
 
 
