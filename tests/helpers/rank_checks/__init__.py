@@ -24,8 +24,8 @@ from .runs import CHECKS, Check
 
 # Each registers its checks.
 MODULES = (
-    agreeing, carrying, planes, recording, saving, several, sharding, sharing, sharing_saved, spreading, teaching,
-    workers,
+    agreeing, carrying, planes, planning, recording, saving, several, sharding, sharing, sharing_saved, spreading,
+    teaching, workers,
 )  # fmt: skip
 
 
