@@ -15,6 +15,7 @@ from torch import nn
 
 import torchbelay as tb
 from helpers.small import BELAY, EMA, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
+from torchbelay.physics.identity import describe
 
 
 def trained(method: Any = EMA, **options: Any) -> tuple[nn.Module, Any, tb.Belay]:
@@ -46,7 +47,7 @@ def test_the_metadata_say_what_it_is(tmp_path: Path) -> None:
     expected = {"format": "pt", "average": "average", "step": "3", "torchbelay": tb.__version__}
     assert about(path) == expected | {"method": f"{BELAY!r}; {EMA!r}"}
     belay.save_average(path, "swa")
-    assert about(path) == expected | {"average": "swa", "method": repr(tb.methods.swa())}
+    assert about(path) == expected | {"average": "swa", "method": describe(tb.methods.swa())}
     _, _, late = trained(start=5)
     late.save_average(path)
     assert about(path)["method"] == "none before step 5"
