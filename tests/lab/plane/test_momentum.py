@@ -40,7 +40,7 @@ ROWS = [row.name for row in programs.table()]
 
 
 # Methods that the report's table leaves out; tests/behaviour/test_against_programs.py has their programs.
-LEFT_OUT = {methods.belay, methods.centred, methods.ema_nesterov, methods.hard_sync}
+LEFT_OUT = {methods.belay, methods.centred, methods.diloco, methods.ema_nesterov, methods.hard_sync}
 
 
 def test_the_table_has_the_methods_of_the_library() -> None:

@@ -15,6 +15,7 @@ from torchbelay.lab.score.formats import DATASETS
 from torchbelay.lab.score.run import Resources
 from torchbelay.lab.score.studies import Group
 from torchbelay.lab.score.training.learner import LearnerGroup
+from torchbelay.physics.identity import describe
 
 PARTS = ("mnist", "sign", "cifar10")
 PENDING = ("figure4", "readings")  # planned, and not run so far
@@ -74,7 +75,7 @@ def test_the_committed_records_are_of_the_studies_as_they_stand() -> None:
     planned = {"mnist": [*studies.rates(), *table1()], "sign": studies.sign(), "cifar10": studies.cifar10()}
     for name, groups in planned.items():
         expected = sorted(
-            (each.study, lane.arm.name, lane.lr, each.seed, repr(lane.arm.method), each.steps, each.batch)
+            (each.study, lane.arm.name, lane.lr, each.seed, describe(lane.arm.method), each.steps, each.batch)
             for each in groups
             for lane in each.lanes
         )

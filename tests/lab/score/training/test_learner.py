@@ -12,6 +12,7 @@ from torchbelay.lab.score.models.objective import Draws
 from torchbelay.lab.score.studies import belay, ema
 from torchbelay.lab.score.training.batches import Batches, as_pixels
 from torchbelay.lab.score.training.speed import build_learners
+from torchbelay.physics.spring import Spring
 
 CPU = torch.device("cpu")
 
@@ -42,7 +43,7 @@ def test_a_trainee_is_adam_with_a_belay_as_a_user_would_write_it() -> None:
 
 
 def test_side_by_side_or_alone_is_the_same() -> None:
-    lanes = [Lane(belay(STUDY_SPRING), 1e-3), Lane(ema(0.9), 3e-3)]
+    lanes = [Lane(belay(STUDY_SPRING), 1e-3), Lane(ema(Spring.ema(decay=0.9)), 3e-3)]
     learners = build_learners(STUDY_MODEL, lanes, 0, CPU, "eager")
     alone = [build_learners(STUDY_MODEL, [lane], 0, CPU, "eager") for lane in lanes]
     for which in (learners, *alone):
@@ -55,7 +56,7 @@ def test_side_by_side_or_alone_is_the_same() -> None:
 
 
 def test_the_loss_is_summed_until_it_is_asked_for() -> None:
-    learners = build_learners(STUDY_MODEL, [Lane(ema(0.9), 0.0)], 0, CPU, "eager")
+    learners = build_learners(STUDY_MODEL, [Lane(ema(Spring.ema(decay=0.9)), 0.0)], 0, CPU, "eager")
     pixels, draws = batches().next()
     for _ in range(3):
         learners.step(pixels, draws)
