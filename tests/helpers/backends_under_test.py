@@ -24,6 +24,7 @@ class Tensors:
     low: list[Tensor] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     born: int = 0
+    order: list[int] = field(default_factory=list)
 
     def copy(self, dtype: torch.dtype | None = None) -> "Tensors":
         lists = ([t.clone() if dtype is None else t.to(dtype) for t in ts] for ts in (*self.lists(), self.low))

@@ -237,7 +237,7 @@ class Average:
         owners: dict[int, int] = {}
         if self.slices is not None:
             self.slices.follow()
-        for e in self.entries.values():
+        for position, e in enumerate(self.entries.values()):
             for slot in ("w2", "low", "v1", "v2"):
                 tensor = getattr(e, slot)
                 if tensor is not None:
@@ -253,6 +253,7 @@ class Average:
             cohort = cohorts.setdefault(key, Cohort(e.method, group, e.born, self.every, self.workers))
             cohort.w1.append(part)
             cohort.w2.append(local(e.w2))
+            cohort.order.append(position)
             cohort.v1.extend([] if e.v1 is None else [local(e.v1)])
             cohort.v2.extend([] if e.v2 is None else [local(e.v2)])
             if e.low is not None:

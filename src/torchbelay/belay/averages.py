@@ -156,7 +156,7 @@ class Averages:
             family.refuse_held_twice(self._model, self, parameters.groups(), self.relatives())
             if self.guard is not None and self.began:
                 self.guard.check([(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in known])
-            facts |= common_facts(self.team, self._model, wanted[MAIN], self._options.common())
+            facts |= common_facts(self.team, self._model, [wanted[MAIN]], self._options.common())
         if self.began:
             groups = parameters.groups()
             family.exchange(self, groups, self.relatives())

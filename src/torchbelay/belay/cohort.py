@@ -31,6 +31,7 @@ class Cohort:
     v2: list[Tensor] = field(default_factory=list)
     low: list[Tensor] = field(default_factory=list)  # with places, of averages of 24 bits
     places: list[Place] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)  # positions among all entries of the average
 
     @cached_property
     def varies(self) -> str:

@@ -136,8 +136,11 @@ class Parts:
 
     # Beginning ---------------------------------------------------------------------------------------------------
 
-    def check(self, *, replace: bool) -> list[Wanted]:
-        """Refuse what cannot be averaged, warn of what will not go well; return what the main average is to follow."""
+    def check(self, *, replace: bool) -> list[list[Wanted]]:
+        """Refuse what cannot be averaged, warn of what will not go well; return what the main average is to follow.
+
+        That is a list for each optimizer.
+        """
         self._refuse_shared()
         names = modules.names_by_id(self.model)
         found = [part.averages.wanted(names) for part in self.each]
@@ -155,7 +158,7 @@ class Parts:
         warn_of_rounding(main, rounding=self._options.rounding)
         for part, each in zip(self.each, found, strict=True):
             warn_of_feedback(each[MAIN], part.optimizer)
-        return main
+        return [each[MAIN] for each in found]
 
     def shared_facts(self, *, save_with_optimizer: bool) -> dict[str, object]:
         """Return what replicas that share the averages must not differ in; refuses what cannot be shared."""

@@ -4,7 +4,7 @@
 average, and go on from the same step. What one worker refuses, all refuse, so that none waits for another.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -117,18 +117,26 @@ def warn_if_apart(team: Team) -> None:
 
 
 def common_facts(
-    team: Team | None, model: nn.Module, wanted: Iterable["Wanted"], options: Mapping[str, object]
+    team: Team | None, model: nn.Module, wanted: Sequence[Iterable["Wanted"]], options: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return what all workers must agree about; refuses what they cannot share. Nothing without a team."""
+    """Return what all workers must agree about; refuses what they cannot share. Nothing without a team.
+
+    `wanted` is what the average is to follow of each optimizer.
+    """
     if team is None:
         return {}
-    found = list(wanted)
+    numbered = [(i, each) for i, some in enumerate(wanted) for each in some]
+    found = [each for _, each in numbered]
     team.check(model, found)
     texts = {id(each.method): _text(each.method) for each in found}
     return {
         "the number of workers": team.count,
         "options": options,
-        "the shapes": {each.name: f"{tuple(local(each.parameter).shape)}" for each in found},
+        "the parameters": {
+            each.name: f"{tuple(local(each.parameter).shape)} in {each.parameter.dtype}, of group {each.group} in "
+            f"optimizer {i}"
+            for i, each in numbered
+        },
         "the methods": {each.name: texts[id(each.method)] for each in found},
     }
 

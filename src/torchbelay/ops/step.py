@@ -96,6 +96,8 @@ class TensorGroup(Protocol):
     """Tensors that move alike, in aligned lists. The optimizer had taken `born` steps before their first.
 
     If averages have 24 bits, w2 and `low` are their two planes (`planes.py`), and `places` say where they belong.
+    `order` are the positions of the tensors among those of all groups, the same on every worker; empty if they do not
+    matter.
     """
 
     w1: list[Tensor]
@@ -104,6 +106,7 @@ class TensorGroup(Protocol):
     v2: list[Tensor]
     low: list[Tensor]
     places: list[Place]
+    order: list[int]
     born: int
 
 
@@ -118,6 +121,7 @@ class Piece:
     born: int
     v1: list[Tensor] = field(default_factory=list)  # velocities are those of the motion
     v2: list[Tensor] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
 
 
 class Move(NamedTuple):

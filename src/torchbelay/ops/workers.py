@@ -68,27 +68,41 @@ class Sync:
     def exchange(self) -> list[Tensor]:
         """Sum the vectors of all workers, now that w1 holds w1*; return the sums. Nothing has moved yet."""
         self._vectors, self._pieces = [], []
-        for (device, dtype), some in self._alike().items():
-            vector = torch.empty(sum(t.numel() for each in some for t in each.w1), dtype=dtype, device=device)
-            parts = iter(torch.split(vector, [t.numel() for each in some for t in each.w1]))
-            for each in some:
-                there = [next(parts).view(t.shape) for t in each.w1]
-                self._pieces.append(each._replace(there=there))
+        parts = self._parts()
+        for g, (group, motion, copy) in enumerate(self._prepared):
+            before = group.w1 if copy is None else copy
+            there = [parts[g, i] for i in range(len(group.w1))]
+            lists = (group.w1, group.w2, before, there, *([group.v2] if group.v2 else []))
+            for w1, w2, w0, x, *v2 in arithmetic.pieces(*lists):
+                self._pieces.append(_Piece(motion, w1, w2, w0, v2[0] if v2 else [], x))
                 self._fill(self._pieces[-1])
-            self._vectors.append(vector)
         for vector in self._vectors if self._backend.count > 1 else ():
             torch.distributed.all_reduce(vector, group=self._backend.group)
         return self._vectors
 
-    def _alike(self) -> dict[tuple[torch.device, torch.dtype], list[_Piece]]:
-        """Return pieces of tensors by the device and the dtype in which they are exchanged."""
-        found: dict[tuple[torch.device, torch.dtype], list[_Piece]] = {}
-        for group, motion, copy in self._prepared:
-            before = group.w1 if copy is None else copy
-            key = group.w1[0].device, arithmetic.widest(group.w1[0], group.w2[0])
-            for w1, w2, w0, *v2 in arithmetic.pieces(group.w1, group.w2, before, *([group.v2] if group.v2 else [])):
-                found.setdefault(key, []).append(_Piece(motion, w1, w2, w0, v2[0] if v2 else [], []))
-        return found
+    def _parts(self) -> dict[tuple[int, int], Tensor]:
+        """Make a vector for each device and dtype; return the part of each tensor, by the numbers of group and tensor.
+
+        Groups depend on the dtypes of the weights, which a worker may have cast alone. Nothing here does, so that
+        numbers of different workers are added only if they belong to the same weight.
+        """
+        order = sorted(
+            (position, g, i)
+            for g, (group, _, _) in enumerate(self._prepared)
+            for i, position in enumerate(group.order or range(len(group.w1)))
+        )
+        alike: dict[tuple[torch.device, torch.dtype], dict[tuple[int, int], Tensor]] = {}
+        for _, g, i in order:
+            w2 = self._prepared[g][0].w2[i]
+            alike.setdefault((w2.device, arithmetic.widest(w2)), {})[g, i] = w2
+        parts: dict[tuple[int, int], Tensor] = {}
+        for (device, dtype), some in alike.items():
+            sizes = [t.numel() for t in some.values()]
+            vector = torch.empty(sum(sizes), dtype=dtype, device=device)
+            for (place, t), part in zip(some.items(), torch.split(vector, sizes), strict=True):
+                parts[place] = part.view(t.shape)
+            self._vectors.append(vector)
+        return parts
 
     def _fill(self, piece: _Piece) -> None:
         """Write this worker's share into its part of the vector."""
@@ -133,10 +147,11 @@ class Sync:
 
 
 def _distances(piece: _Piece) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield w1 − w2 from before the step, and the update if it is not in that already, in the exchanged dtype."""
-    for x, w1, w2, w0 in zip(piece.there, piece.w1, piece.w2, piece.before, strict=True):
-        start = w0.to(x.dtype)
-        yield start - w2.to(x.dtype), None if w0 is w1 or w0.data_ptr() == w1.data_ptr() else w1.to(x.dtype) - start
+    """Yield w1 − w2 from before the step, and the update if it is not in that already, in the widest of their dtypes."""
+    for w1, w2, w0 in zip(piece.w1, piece.w2, piece.before, strict=True):
+        wide = arithmetic.widest(w1, w2)
+        start = w0.to(wide)
+        yield start - w2.to(wide), None if w0 is w1 or w0.data_ptr() == w1.data_ptr() else w1.to(wide) - start
 
 
 # What workers store and send ------------------------------------------------------------------------------------------
@@ -156,7 +171,7 @@ def stored_bytes(weights: int, *, momentum: bool = False, bytes_per_number: int 
 def exchanged_bytes(weights: int, workers: int, *, bytes_per_number: int = 4) -> int:
     """Return the bytes of the vector that the workers sum at a sync; 0 for one worker.
 
-    Numbers have the dtype of the average, or of the weights if that is wider, and at least 4 bytes.
+    Numbers have the dtype of the average, and at least 4 bytes.
 
     >>> exchanged_bytes(1_000, workers=4), exchanged_bytes(1_000, workers=1)
     (4000, 0)

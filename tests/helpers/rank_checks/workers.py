@@ -307,13 +307,17 @@ def workers_that_disagree_all_refuse_and_nothing_is_attached(folder: Path) -> No
     last = dist.get_rank() == dist.get_world_size() - 1
     narrow = Net()
     narrow.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    cast = Net()
+    cast.first.bias.data = cast.first.bias.data.float()
     renamed = Net()
     renamed.third = renamed.second
     del renamed.second
     for words, method, net, options in (
         (("the methods: 'scale' is easgd", "easgd"), tb.methods.easgd(0.2 if last else 0.1), Net(), {}),
-        (("the shapes: 'scale' is (5,)", "(1,)"), DILOCO, narrow if last else Net(), {}),
-        (("the shapes: 'second.weight' is", "missing"), DILOCO, renamed if last else Net(), {}),
+        (("the parameters: 'scale' is (5,)", "(1,)"), DILOCO, narrow if last else Net(), {}),
+        (("the parameters: 'second.weight' is", "missing"), DILOCO, renamed if last else Net(), {}),
+        (("the parameters: 'scale' is (5,) in torch.float64", "float32"), DILOCO, Net().float() if last else Net(), {}),
+        (("the parameters: 'first.bias' is", "float64", "float32"), DILOCO, cast if last else Net(), {}),
         (("options: 'every' is 4", "2"), BELAY, Net(), {"every": 2 if last else 4}),
         (("options: 'dtype' is None", "float32"), BELAY, Net(), {"dtype": torch.float32 if last else None}),
     ):
@@ -322,6 +326,15 @@ def workers_that_disagree_all_refuse_and_nothing_is_attached(folder: Path) -> No
             tb.Belay(net, optimizer, method, workers=dist.group.WORLD, **options)
         assert not optimizer._optimizer_step_pre_hooks
     net = Net()
+    some, rest = [net.scale], [p for p in net.parameters() if p is not net.scale]
+    optimizers = [torch.optim.SGD(ps, lr=0.1) for ps in ([some, rest] if last else [[*some, *rest]])]
+    with refused(ValueError, "disagree about the parameters", "of group 0 in optimizer 0", "of group 0 in optimizer 1"):
+        tb.Belay(net, optimizers, DILOCO, workers=dist.group.WORLD)
+    groups = [{"params": some}, {"params": rest}] if last else [{"params": [*some, *rest]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    with refused(ValueError, "disagree about the parameters", "of group 0 in optimizer 0", "of group 1 in optimizer 0"):
+        tb.Belay(net, optimizer, DILOCO, workers=dist.group.WORLD)
+    assert not any(each._optimizer_step_pre_hooks for each in (*optimizers, optimizer))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with refused(ValueError, "dtype=torch.int8 cannot hold" if last else "could not go on"):
         tb.Belay(net, optimizer, DILOCO, workers=dist.group.WORLD, dtype=torch.int8 if last else None)
@@ -520,6 +533,35 @@ def weights_of_any_dtype_and_layout_meet_at_the_average(folder: Path) -> None:
             if method is not EVERY_STEP:
                 assert torch.equal(net.narrow, found["narrow"])
                 assert torch.equal(net.wave, found["wave"])
+
+
+@on(2, 3)
+def a_worker_that_casts_some_weights_alone_adds_each_to_its_own_average(folder: Path) -> None:
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for method, share in ((tb.methods.lookahead(k=1, alpha=1.0), 1.0), (EVERY_STEP, 0.1 * n)):
+        for dtype in (torch.bfloat16, torch.float64):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            belay = tb.Belay(net, optimizer, method, workers=dist.group.WORLD)
+            for i in range(2):
+                before = copy.deepcopy(belay.state_dict()["averages"]["average"]["weights"])
+                with torch.no_grad():
+                    for j, p in enumerate(net.parameters()):
+                        p.fill_(8.0 * (j + 1) + rank + i)
+                if rank == 1:
+                    net[0].bias.data = net[0].bias.data.to(dtype)
+                for p in net.parameters():
+                    p.grad = torch.zeros_like(p)
+                optimizer.step()
+                found = belay.state_dict()["averages"]["average"]["weights"]
+                for j, (name, value) in enumerate(found.items()):
+                    mean = 8.0 * (j + 1) + (n - 1) / 2 + i
+                    right = before[name].double() + share * (mean - before[name].double())
+                    torch.testing.assert_close(value.double(), right, rtol=1e-5, atol=1e-5)
+                theirs = [copy.deepcopy(found)]
+                dist.broadcast_object_list(theirs, src=0)
+                assert same(theirs[0], found)
 
 
 @on(2)
