@@ -1,6 +1,6 @@
 """Keeping weights that are nan or inf out of the averages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,9 +36,12 @@ class Guard:
             "copy_to_model()"
         )
 
-    def look_at_sums(self, sums: list[Tensor], step: int) -> Tensor | None:
-        """Return 1 if the sums over all workers are finite and 0 if not, or raise; None if they are known to be."""
-        good = arithmetic.finite(sums)
+    def look_at_sums(self, sums: list[Tensor], weights: Iterable[Tensor], step: int) -> Tensor | None:
+        """Return 1 if the sums over all workers are finite and 0 if not, or raise; None if they are known to be.
+
+        A worker may be several ranks, which have sums of their own parts of the weights: all of them must be finite.
+        """
+        good = least(arithmetic.finite(sums), weights)
         if self.raises and not bool(good):
             raise FloatingPointError(
                 f"the weights of a worker are not finite at the sync of step {step}, on this rank or another: no "
@@ -63,7 +66,7 @@ class Guard:
         return f"parameter {weights[int(first)][0]!r} is not finite"
 
 
-def exchanged(prepared: object, guard: Guard | None, step: int) -> Tensor | None:
+def exchanged(prepared: object, guard: Guard | None, weights: Iterable[Tensor], step: int) -> Tensor | None:
     """Let all workers sum what they contribute, if the step is a sync; return 1 if the averages may move, 0 if not.
 
     None means that they may. What is not finite on any worker is not finite in the sum, which all of them have, so that
@@ -71,4 +74,4 @@ def exchanged(prepared: object, guard: Guard | None, step: int) -> Tensor | None
     """
     assert isinstance(prepared, Sync)
     sums = prepared.exchange()
-    return None if guard is None or not sums else guard.look_at_sums(sums, step)
+    return None if guard is None or not sums else guard.look_at_sums(sums, weights, step)

@@ -230,7 +230,8 @@ class Stepper:
     def _look_with(self, guard: Guard | None, work: Work) -> None:
         try:
             if guard is None or self._team is not None:
-                good = exchanged(work.prepared, guard, self._clock.count + 1)
+                weights = (e.w1 for e in self._averages.entries())
+                good = exchanged(work.prepared, guard, weights, self._clock.count + 1)
             else:
                 good = guard.look(self._averages.named_weights(), self._clock.count + 1 if guard.raises else None)
         except FloatingPointError:  # the step has taken place; after any other error it may be taken again

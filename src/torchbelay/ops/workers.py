@@ -147,7 +147,7 @@ class Sync:
 
 
 def _distances(piece: _Piece) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield w1 − w2 from before the step, and the update if it is not in that already, in the widest of their dtypes."""
+    """Yield w1 − w2 from before the step, and the update if it is not in that already, in the wider of their dtypes."""
     for w1, w2, w0 in zip(piece.w1, piece.w2, piece.before, strict=True):
         wide = arithmetic.widest(w1, w2)
         start = w0.to(wide)

@@ -487,6 +487,44 @@ def a_worker_that_is_not_finite_keeps_no_other_from_going_on(folder: Path) -> No
         assert_same_average(mine)
 
 
+@on(4)
+def all_ranks_of_all_workers_skip_or_raise_if_one_part_of_one_worker_is_not_finite(folder: Path) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("workers", "shard"))
+    for on_nonfinite, method in (("skip", EVERY_STEP), ("raise", EVERY_STEP), ("skip", DILOCO), ("raise", DILOCO)):
+        net = Net()
+        net.norm.eval()
+        net.tiny = nn.Parameter(torch.ones(1, dtype=torch.float64))  # one rank of each worker has none of it
+        fully_shard(net, mesh=mesh["shard"])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        belay = tb.Belay(net, optimizer, method, workers=mesh["workers"], on_nonfinite=on_nonfinite)
+
+        def step() -> None:
+            for p in net.parameters():  # noqa: B023
+                p.grad = torch.ones_like(p)
+            optimizer.step()  # noqa: B023
+
+        def average() -> dict[str, Tensor]:
+            return {name: whole(w).clone() for name, w in belay.average_state_dict().items()}  # noqa: B023
+
+        for _ in range(2):
+            step()
+        before = average()
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                net.first.weight.to_local().fill_(float("nan"))
+        if on_nonfinite == "raise":
+            with refused(FloatingPointError, "not finite at the sync of step 3"):
+                step()
+        else:
+            step()
+        assert belay.step == 2
+        assert same(average(), before)
+        belay.copy_to_model()
+        step()
+        assert belay.step == 3
+        assert all(bool(whole(t).isfinite().all()) for t in (*average().values(), *net.parameters()))
+
+
 @on(2)
 def weights_of_any_dtype_and_layout_meet_at_the_average(folder: Path) -> None:
     def made(dtype: torch.dtype) -> nn.Module:
