@@ -23,6 +23,10 @@ class Follower(Protocol):
     def pulls(self) -> bool:
         """Whether it may change the weights."""
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether `look()` gives something to workers that train weights of their own."""
+
     def before(self) -> None:
         """Refuse the step, or prepare for it; nothing moves."""
 
@@ -37,7 +41,8 @@ class StepHooks:
     """Calls its followers around each step of an optimizer, by torch's own step hooks.
 
     All of them check before any of them moves. Those that pull the weights move first, so that the others see the
-    weights after the pull, whatever the order in which they were attached.
+    weights after the pull, whatever the order in which they were attached. Those that exchange look last: other workers
+    move by what they got, so that nothing here may refuse the step any more.
 
     A subclass whose `step` calls `super().step()` fires the hooks of both classes once the parent class has been
     instantiated. Only the outermost step counts. Steps are told apart by their frames on the stack, not by counting,
@@ -64,10 +69,11 @@ class StepHooks:
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._open and _step_frame() is self._step:
             self._open, self._step = False, None
-            followers = self._followers
+            followers = looking = self._followers
             if len(followers) > 1:
                 followers = sorted((each for each in followers if each.under_way), key=lambda one: not one.pulls)
-            for each in followers:
+                looking = sorted(followers, key=lambda one: one.exchanges)
+            for each in looking:
                 each.look()
             with signals_held():
                 for each in followers:

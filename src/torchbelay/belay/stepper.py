@@ -317,6 +317,11 @@ class Stepper:
         return isinstance(self._state, UnderWay) and any(move.pulls for move in self._state.work.moves)
 
     @property
+    def exchanges(self) -> bool:
+        """Whether `look()` gives something to other workers."""
+        return self._team is not None
+
+    @property
     def attached(self) -> bool:
         """Whether steps are followed: `detach()` has not been called."""
         return self._attached

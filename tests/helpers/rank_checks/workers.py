@@ -487,6 +487,28 @@ def a_worker_that_is_not_finite_keeps_no_other_from_going_on(folder: Path) -> No
         assert_same_average(mine)
 
 
+@on(2, 3)
+def a_second_belay_that_raises_on_one_worker_does_so_before_the_exchange(folder: Path) -> None:
+    mine = Attached(EVERY_STEP)
+    own = tb.Belay(mine.net, mine.optimizer, tb.Spring.ema(decay=0.9), on_nonfinite="raise")
+    mine.train(range(2))
+    if dist.get_rank() == 0:
+        before, weights = mine.average(), mine.weights()
+        state = copy.deepcopy(mine.optimizer.state_dict())
+        mine.optimizer.zero_grad()
+        mine.net.scale.grad = torch.full_like(mine.net.scale, float("nan"))
+        with refused(FloatingPointError, "'scale' is not finite after the optimizer's step 3"):
+            mine.optimizer.step()
+        assert same(mine.average(), before)
+        assert (mine.belay.step, own.step) == (2, 2)
+        mine.write(weights)
+        mine.optimizer.load_state_dict(state)
+    mine.train(range(2, 5))  # the other workers have waited
+    assert (mine.belay.step, own.step) == (5, 5)
+    own.detach()
+    agrees(mine, *simulate(elastic(0.1, 1), 5))
+
+
 @on(4)
 def all_ranks_of_all_workers_skip_or_raise_if_one_part_of_one_worker_is_not_finite(folder: Path) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("workers", "shard"))
