@@ -11,7 +11,7 @@ from torchbelay.ops.step import REST, Motion, Schedule, Swing
 from torchbelay.physics.coupling import Coupling, Inertia
 from torchbelay.physics.method import Method
 from torchbelay.physics.spring import Spring
-from torchbelay.physics.workers import share_of_each
+from torchbelay.physics.workers import gathering, share_of_each
 
 LONGEST = 1 << 16  # steps of a period that are worth writing down in advance
 
@@ -103,10 +103,14 @@ def regime(method: Method) -> str:
     return method.regime if isinstance(method, Spring) else type(method).__name__
 
 
-def decay(method: Method, age: int, lr: float, every: int) -> float:
+def decay(method: Method, age: int, lr: float, every: int, workers: int = 1) -> float:
     """Return the share of itself that an average of that age kept at its last coupling; at its first, if none yet."""
     last = max(every, age // every * every)
-    return 1 - compounded(copy(method), last, lr, every).b  # a copy: this question must not be remembered
+    asked = copy(method)  # a copy: this question must not be remembered
+    if workers == 1:
+        return 1 - compounded(asked, last, lr, every).b
+    each = share_of_each(asked, asked.coupling(last, lr), workers, every)
+    return 1 - (workers if gathering(asked) == "spring" else 1) * each.b
 
 
 def inertias(method: Method) -> tuple[Inertia | None, Inertia | None]:

@@ -46,7 +46,7 @@ def decays(parts: Parts) -> float | dict[str, float]:
             key = (id(method), group, age)
             if key not in found:
                 lr = part.averages.parameters.lr(group) or 0.0
-                found[key] = decay(method, age, lr, part.options.every)
+                found[key] = decay(method, age, lr, part.options.every, part.options.number_of_workers)
             values[name] = found[key]
     return _one_or_all(values)
 

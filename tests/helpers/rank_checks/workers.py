@@ -692,6 +692,31 @@ def numbers_to_log_are_those_of_the_worker_and_the_effective_rate_that_of_all(fo
         assert stats["tension"] > 0
 
 
+@on(1, 2, 3)
+def the_decay_is_what_the_average_keeps_when_all_workers_pull_it(folder: Path) -> None:
+    for method, options in (
+        (EVERY_STEP, {}),
+        (BELAY, {}),
+        (BELAY, {"every": 4}),
+        (tb.methods.easgd(0.1, every=3), {}),
+        (tb.methods.lookahead(k=3, alpha=0.25), {}),
+    ):
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        with torch.no_grad():
+            net.scale.zero_()
+        belay = tb.Belay(net, optimizer, method, workers=dist.group.WORLD, **options)
+        with torch.no_grad():
+            net.scale.fill_(1.0)
+        for _ in range(options.get("every", getattr(method, "period", 1))):
+            for p in net.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        kept = 1 - belay.state_dict()["averages"]["average"]["weights"]["scale"][0].item()
+        assert 0.1 < kept < 0.99
+        assert belay.decay == pytest.approx(kept, rel=1e-12), (method, options)
+
+
 @on(2)
 def replicas_that_share_an_average_are_no_workers(folder: Path) -> None:
     net = Net()
