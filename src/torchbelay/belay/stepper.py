@@ -50,6 +50,7 @@ class Stepper:
         )  # fmt: skip
         member.add(self)
         self._team = options.team
+        self.exchanges = options.team is not None  # whether look() gives something to other workers
         self.backend = choose(options.impl, rounding=options.rounding, home=options.home, workers=options.team)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         # A slice of the weights is none of the tensors that an optimizer's own pass goes over.
@@ -315,11 +316,6 @@ class Stepper:
         if self._plan is None or self._plan.constant or self._plan.pulls:
             return self._plan is not None and self._plan.pulls
         return isinstance(self._state, UnderWay) and any(move.pulls for move in self._state.work.moves)
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether `look()` gives something to other workers."""
-        return self._team is not None
 
     @property
     def attached(self) -> bool:
