@@ -41,7 +41,8 @@ def run(text: str, folder: Path) -> tuple[str, int]:
         check=False,
     )
     assert told.returncode == 0, told.stderr
-    outputs = dict(re.findall(r"rank (\d): (\S+)", told.stdout))
+    # A rank may print between the text and the end of the line of another.
+    outputs = dict(re.findall(r"rank (\d): (-?\d+\.\d{4})", told.stdout))
     assert len(outputs) == int(ranks)
     assert len(set(outputs.values())) == 1  # one average for all
     return told.stdout, int(ranks)
