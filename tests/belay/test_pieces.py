@@ -116,3 +116,13 @@ def test_a_model_of_pieces_has_the_names_of_the_parameters_and_the_buffers_thems
         assert modules.named_buffers(model)[name] is buffer
     model[1].running_mean = torch.full((5,), 7.0)  # another tensor in the slot is seen
     assert modules.named_buffers(found)["1.running_mean"][0] == 7.0
+
+
+def test_both_planes_of_24_bits_are_cut_alike() -> None:
+    model, optimizer, belay = attached(tb.Spring.ema(decay=0.5), bits=24)
+    train(model, optimizer, 2)
+    state = belay.state_dict()
+    for mine in shares(state, 3):
+        saved = pieces.cut(state, mine)["averages"]["average"]
+        for name, high in saved["weights"].items():
+            assert saved["weights_low"][name].shape == high.shape == (mine[name].numel,)

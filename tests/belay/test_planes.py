@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -554,3 +555,77 @@ def test_the_contract_suite_holds_for_it() -> None:
             mlp, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2), batch=batch, method=method, bits=24
         )
         assert not report.skipped
+
+
+# Several optimizers ---------------------------------------------------------------------------------------------------
+
+
+def two_optimizers(method: Any = EMA, model: nn.Module | None = None, **options: Any) -> tb.Belay:
+    """A model of two layers with an optimizer each, after one step."""
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    first, *others = model.children()
+    optimizers = [torch.optim.SGD(first.parameters(), lr=0.1)]
+    optimizers.append(torch.optim.SGD([p for each in others for p in each.parameters()], lr=0.1))
+    belay = tb.Belay(model, optimizers, method, **options)
+    model(torch.randn(5, 4)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    return belay
+
+
+def largest_difference(one: tb.Belay, other: tb.Belay) -> float:
+    x, y = one.average_state_dict(), other.average_state_dict()
+    return max((x[name] - y[name]).abs().max().item() for name in x)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 24), (24, None), (24, 24)])
+def test_states_of_several_optimizers_change_their_bits(before: int | None, after: int | None) -> None:
+    saved, here = two_optimizers(bits=before), two_optimizers(bits=after)
+    told = (
+        nullcontext() if before == after else pytest.warns(tb.BelayWarning, match=f"bits was {before} and is {after}")
+    )
+    with told:
+        here.load_state_dict(copy.deepcopy(saved.state_dict()), strict=False)
+    assert largest_difference(saved, here) <= (1e-5 if after and not before else 0)
+
+
+def test_a_plane_that_is_missing_is_found_in_the_share_of_every_optimizer() -> None:
+    state = copy.deepcopy(two_optimizers(bits=24).state_dict())
+    del state["averages"]["average"]["weights_low"]["1.bias"]
+    with pytest.raises(ValueError, match="damaged"):
+        two_optimizers().load_state_dict(state, strict=False)
+
+
+def test_the_first_of_several_optimizers_may_have_no_average() -> None:
+    rest = two_optimizers(lambda name, p: EMA if name.startswith("1.") else None, bits=24)
+    state = copy.deepcopy(rest.state_dict())
+    assert state["averages"]["average"]["weights_low"].keys() == {"1.weight", "1.bias"}
+    here = two_optimizers(lambda name, p: EMA if name.startswith("1.") else None, bits=24)
+    here.load_state_dict(state)
+    assert largest_difference(rest, here) == 0
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_averaged_buffers_load_if_the_first_optimizer_has_no_average(strict: bool) -> None:
+    def make() -> tb.Belay:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        return two_optimizers(lambda name, p: None if name.startswith("0.") else EMA, model, buffers="average")
+
+    saved, here = make(), make()
+    here.load_state_dict(copy.deepcopy(saved.state_dict()), strict=strict)
+    assert largest_difference(saved, here) == 0
+
+
+@pytest.mark.parametrize("impl", ["foreach", "reference"])
+def test_weights_and_average_are_equal_after_a_sync_with_a_velocity(impl: Any) -> None:
+    model = nn.Linear(40, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.diloco(every=2, lr=0.5, momentum=0.5), bits=24, impl=impl)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 40)).square().mean().backward()
+        optimizer.step()
+    for name, value in belay.average_state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name

@@ -1,9 +1,6 @@
 """The page about several machines: its programs run under torchrun, and its numbers are those of the formulas."""
 
-import os
 import re
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import torch
 from torch import nn
 
 from helpers.root import ROOT
+from helpers.torchrun import torchrun
 from torchbelay.belay import traffic
 from torchbelay.belay.cost import MODES, Sent, cost_of
 from torchbelay.cli.plan import model_of, size
@@ -29,23 +27,12 @@ def run(text: str, folder: Path) -> tuple[str, int]:
     (program,) = re.findall(r"```python\n(.*?)```", text, re.S)
     ((ranks, name),) = re.findall(r"torchrun --nproc-per-node (\d) (\S+)", text)
     (folder / name).write_text(program)
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    told = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, name],
-        cwd=folder,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert told.returncode == 0, told.stderr
+    printed = torchrun(["--nproc-per-node", ranks, name], folder)
     # A rank may print between the text and the end of the line of another.
-    outputs = dict(re.findall(r"rank (\d): (-?\d+\.\d{4})", told.stdout))
+    outputs = dict(re.findall(r"rank (\d): (-?\d+\.\d{4})", printed))
     assert len(outputs) == int(ranks)
     assert len(set(outputs.values())) == 1  # one average for all
-    return told.stdout, int(ranks)
+    return printed, int(ranks)
 
 
 @pytest.mark.slow

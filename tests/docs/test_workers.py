@@ -1,15 +1,13 @@
 """The page about workers: its script runs with torchrun and goes on, and its numbers are those of the code."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from helpers.root import ROOT
+from helpers.torchrun import torchrun
 from torchbelay.ops import workers
 
 PAGE = (ROOT / "docs" / "workers.md").read_text(encoding="utf-8")
@@ -45,25 +43,10 @@ def _named(arguments: str, p: int, n: int) -> dict[str, object]:
 @pytest.mark.slow
 def test_the_script_runs_on_two_workers_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
 
     def run(command: str) -> list[str]:
-        said = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", *command.split()],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert said.returncode == 0, said.stderr
-        return sorted(re.findall(r"worker \d of \d, step \d+: loss of the average \d\.\d{6}", said.stdout))
+        said = torchrun(command.split(), tmp_path)
+        return sorted(re.findall(r"worker \d of \d, step \d+: loss of the average \d\.\d{6}", said))
 
     assert COMMAND.endswith("train.py 200 run")
     half = run(COMMAND.replace("200", "100"))

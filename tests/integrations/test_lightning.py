@@ -1,6 +1,7 @@
 """Lightning's Trainer with `BelayCallback`; every training is compared with an account of its own, or bit for bit."""
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -745,7 +746,12 @@ def test_two_processes_resume_bit_for_bit_and_test_the_score_that_they_watched(t
     (tmp_path / "epoch=0.ckpt").rename(tmp_path / "alone.ckpt")
     program = ROOT / "tests" / "helpers" / "lightning_ranks.py"
     done = subprocess.run(
-        [sys.executable, str(program), kind, str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, str(program), kind, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "all of it holds" in done.stdout

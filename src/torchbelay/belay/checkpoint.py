@@ -200,7 +200,7 @@ def restored_followers(average: Average, saved: Mapping[str, Any], step: int) ->
     found: dict[str, Cohort] = {}
     alike: dict[tuple[Any, ...], Cohort] = {}
     known = saved["own_buffers"] if isinstance(saved["own_buffers"], list) else []
-    first = next(iter(saved["ages"].values()))
+    first = next(iter(saved["ages"].values()), 0)
     numbers = {name: (age, tuple(memory)) for name, _, age, memory in known}
     for name, cohort in average.followers.items():
         age, memory = numbers.get(name, (first, ()))

@@ -34,7 +34,7 @@ def joined(averages: Sequence[Mapping[str, Any]], trained: Sequence[Trained]) ->
     found = {name: dict(saved) for name, saved in first.items()}
     for each in others:
         for name, saved in each.items():
-            found[name] |= {kind: found[name][kind] | saved[kind] for kind in saved if kind not in _BUFFERS}
+            found[name] |= {kind: found[name].get(kind, {}) | saved[kind] for kind in saved if kind not in _BUFFERS}
     begun = {each.began for each in trained}
     return {
         "step": max(each.steps for each in trained),
@@ -125,7 +125,10 @@ def _share(
     own = {"step": trained.steps, "began": trained.began, "averages": state["averages"]}
     if isinstance(state["averages"], Mapping):
         own["averages"] = {name: _of(saved, i, owners) for name, saved in state["averages"].items()}
-    return {**state, **own} | ({"options": options.saved()} if i else {})
+    if i:  # the state's own options are those of the first, whose average has the buffers; bits are those of all
+        bits = {"bits": state["options"]["bits"]} if "bits" in state["options"] else {}
+        own["options"] = {name: value for name, value in options.saved().items() if name != "bits"} | bits
+    return {**state, **own}
 
 
 def _of(saved: Any, i: int, owners: Mapping[str, int]) -> Any:

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from . import modules
 from .files import replacing
 
-TENSORS = ("weights", "velocities1", "velocities2", "initial")  # what a state has of an average, by parameter
+TENSORS = (
+    "weights",
+    "weights_low",
+    "velocities1",
+    "velocities2",
+    "initial",
+)  # what a state has of an average, by parameter
 
 
 class Piece(NamedTuple):

@@ -189,5 +189,7 @@ def _like(flat: Tensor, tensors: Tensors) -> list[Tensor]:
 
 def _meets(motion: Motion) -> bool:
     """Whether weights and average are to be equal after the step, to the last bit."""
+    if motion.meets and motion.swings:  # at a sync, where the average arrives with its velocity
+        return True
     a, q = motion.coupling.a, motion.coupling.q
     return not motion.needs_copy and a != 0 and q != 0 and isclose(a + q, 1, rel_tol=1e-15)

@@ -6,7 +6,7 @@ The control is BELAY's spring constant k over the same factor: a method is no cu
 from collections.abc import Sequence
 
 from torchbelay.lab.arms import BELAY, EMA
-from torchbelay.lab.part import Record
+from torchbelay.lab.part import MISSING, Record
 from torchbelay.lab.records import select
 from torchbelay.lab.score.comparison import Comparison, compare, geometric_mean
 from torchbelay.lab.statistics import MARGIN
@@ -35,9 +35,9 @@ def judge_decay(records: Records) -> Finding:
         for lr in sorted({r["lr"] for r in select(records["posthoc"], "network")})
     }
     tests = {name: _matters(each) for name, each in (found | lengths).items() if name.startswith(EMA)}
-    shown = [f"{each.size.split()[0]}" for name, each in found.items() if name.startswith(EMA)]
-    belay = [f"{each.size.split()[0]}" for name, each in found.items() if name.startswith(BELAY)]
-    others = [f"{each.size.split()[0]}" for each in lengths.values()]
+    shown = [_factor(each) for name, each in found.items() if name.startswith(EMA)]
+    belay = [_factor(each) for name, each in found.items() if name.startswith(BELAY)]
+    others = [_factor(each) for each in lengths.values()]
     summary = (
         f"On the ring, a memory {FACTOR} times as long changes EMA's loss by factors of {', '.join(shown)} (equal "
         f"nominal rate, each one's best), and BELAY's by {', '.join(belay)}. In averages of one run, half-lives within "
@@ -46,6 +46,11 @@ def judge_decay(records: Records) -> Finding:
     numbers = tuple((f"{name}: the longer memory ÷ the shorter", each.size) for name, each in found.items())
     numbers += tuple((f"{name}: the worst half-life ÷ the best", each.size) for name, each in lengths.items())
     return find(tests, summary, numbers)
+
+
+def _factor(found: Comparison) -> str:
+    """Return the ratio without its interval."""
+    return found.size.split()[0] if found.size else MISSING
 
 
 def _matters(found: Comparison) -> bool | None:
