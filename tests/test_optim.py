@@ -126,6 +126,25 @@ def test_narrow_weights_agree_to_their_own_rounding(dtype: torch.dtype) -> None:
     assert all(p.dtype == dtype for p in mine.model.parameters())
 
 
+def test_a_sparse_gradient_after_a_weight_without_one_is_left_to_torch() -> None:
+    found = []
+    for kind, impl in ((optim.SGD, "triton"), (torch.optim.SGD, "foreach")):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Embedding(4, 2, sparse=True)]).to(WHERE)
+        optimizer = kind(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, EMA, impl=impl)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()  # in one pass
+        optimizer.zero_grad()
+        model[1](torch.tensor([1], device=WHERE)).sum().backward()
+        assert model[0].weight.grad is None
+        assert model[1].weight.grad.is_sparse
+        optimizer.step()
+        found.append([*model.state_dict().values(), *belay.average_state_dict().values()])
+    torch.testing.assert_close(*found, rtol=2e-6, atol=2e-6)
+
+
 # Settings
 
 

@@ -234,3 +234,20 @@ def test_a_weight_of_another_shape_is_refused_before_anything_moves(impl: str, r
     run.belay.reset()
     step(run.net, run.optimizer, 6)
     assert run.belay.average_state_dict()["square.weight"].shape == (rows, 4)
+
+
+@pytest.mark.parametrize("method", ["ema", "belay"])
+@pytest.mark.parametrize("impl", ["reference", "foreach", "triton"])
+def test_a_weight_of_another_shape_with_as_many_elements_is_refused_before_anything_moves(
+    impl: str, method: str
+) -> None:
+    run = Run(lambda ps: torch.optim.SGD(ps, lr=0.05), method, impl)
+    run.go(lambda net: None)
+    weight = run.net.square.weight
+    weight.data, weight.grad = weight.data.reshape(2, 8), torch.ones(2, 8)
+    before = everything(model=run.net, optimizer=run.optimizer)
+    with pytest.raises(RuntimeError, match=r"'square.weight' has the shape \(2, 8\) now.*\(4, 4\).*reset\(\)"):
+        run.optimizer.step()
+    assert different(everything(model=run.net, optimizer=run.optimizer), before) == []
+    weight.data, weight.grad = weight.data.reshape(4, 4), None
+    step(run.net, run.optimizer, 6)  # nothing was torn

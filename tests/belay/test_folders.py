@@ -34,6 +34,15 @@ def test_a_new_folder_appears_at_once_with_its_parents_and_nothing_else(tmp_path
     assert names(tmp_path) == ["a/b/config.json", "a/b/deep/adapter.json", "a/b/model.safetensors"]
 
 
+def test_a_folder_that_another_process_makes_in_the_meantime_is_filled_too(tmp_path: Path) -> None:
+    """As the first ranks of two groups do that save one model."""
+    with filling(tmp_path / "a") as new:
+        (new / "model.safetensors").write_text("second")
+        fill(tmp_path / "a", "model.safetensors", "config.json", text="first")
+    assert names(tmp_path) == ["a/config.json", "a/model.safetensors"]
+    assert (tmp_path / "a" / "model.safetensors").read_text() == "second"
+
+
 def test_foreign_files_stay_and_others_are_replaced(tmp_path: Path) -> None:
     for file in ("notes.txt", "config.json", "pytorch_model.bin", "adapter_model.safetensors"):
         (tmp_path / file).write_text("old")

@@ -70,6 +70,8 @@ def test_a_run_is_learnt_from(run, reports: Path) -> None:
         ("--curvatures", "expected at least one argument"),
         ("--batch 0", r"batch=0\.0 is out of range"),
         ("--curvatures 1e308 1e308", "too large or too small"),
+        ("--curvatures 1e-300", "too large or too small"),
+        ("--curvatures 1 --start 0", "start=0 begins at the minimum"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(run, more: str, message: str) -> None:

@@ -28,7 +28,8 @@ def run(text: str, folder: Path) -> tuple[str, int]:
     ((ranks, name),) = re.findall(r"torchrun --nproc-per-node (\d) (\S+)", text)
     (folder / name).write_text(program)
     printed = torchrun(["--nproc-per-node", ranks, name], folder)
-    outputs = dict(re.findall(r"rank (\d): (\S+)", printed))
+    # A rank may print between the text and the end of the line of another.
+    outputs = dict(re.findall(r"rank (\d): (-?\d+\.\d{4})", printed))
     assert len(outputs) == int(ranks)
     assert len(set(outputs.values())) == 1  # one average for all
     return printed, int(ranks)

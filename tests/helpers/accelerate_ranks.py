@@ -50,12 +50,13 @@ class Run:
     def __init__(
         self, method: Any = EMA, kind: str | None = None, *, seed: int = 0, dtype: Any = torch.float64, **settings: Any
     ) -> None:
+        options = settings.pop("options", {})
         self.accelerator = accelerator(kind, **settings)
         net = mlp(dtype, seed=seed)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
         self.model, self.optimizer = self.accelerator.prepare(net, optimizer)
         self.dtype = dtype
-        self.belay = attach(self.accelerator, self.model, self.optimizer, method)
+        self.belay = attach(self.accelerator, self.model, self.optimizer, method, **options)
 
     def train(self, steps: Any) -> "Run":
         for step in steps:
@@ -156,6 +157,12 @@ def a_run_of_ddp_resumes_bit_for_bit(folder: Path) -> None:
     resumes(folder / "bf16", BELAY, None, mixed_precision="bf16", dtype=torch.float32)
     assert (folder / "plain" / "custom_checkpoint_0.pkl").is_file()
     assert not (folder / "plain" / "torchbelay_0").exists()
+
+
+@check
+def replicas_that_share_one_average_resume_bit_for_bit(folder: Path) -> None:
+    resumes(folder / "shared", BELAY, None, options={"shard": dist.group.WORLD})
+    assert (folder / "shared" / "torchbelay_0").is_dir()
 
 
 # FSDP2 ----------------------------------------------------------------------------------------------------------------

@@ -101,6 +101,14 @@ def test_if_there_is_nothing_to_average_it_says_so() -> None:
     assert "reaches back" not in advice.explain()
 
 
+def test_without_noise_a_loss_of_0_is_told_in_words() -> None:
+    advice = recommend(500, curvatures=[1.0], noise=0.0)
+    assert advice.loss.total == 0
+    left = advice.alternatives["schedule-free"].loss.total
+    assert "falls from 1 to 0, and 0% of what remains is noise" in advice.explain()
+    assert f"leaves a loss of {left:.3g}." in advice.explain()
+
+
 def test_near_a_known_rate_it_stays_within_a_factor_of_2_and_says_so() -> None:
     free = recommend(500, curvatures=THREE, noise=0.2, batch=1)
     for known in (free.lr / 50, free.lr * 0.8, free.lr * 1.2):
@@ -144,6 +152,8 @@ def test_an_attractive_spring_is_never_better_than_ema_on_these() -> None:
         ({"near": -1.0}, ValueError, "^near=-1.0 "),
         ({"curvatures": []}, ValueError, "has no curvature"),
         ({"noise": -1.0}, ValueError, "^noise=-1.0 "),
+        ({"start": 0.0}, ValueError, "^start=0 begins at the minimum"),
+        ({"curvatures": [1e-300]}, ArithmeticError, "too small to compute with"),
     ],
     ids=str,
 )

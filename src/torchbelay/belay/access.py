@@ -158,10 +158,10 @@ class Access:
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time. Every rank must call; the other ranks get {}. With `shard` every rank must call in any case, and gets
-        the whole average.
+        the whole average unless `full`; the first rank is then that of the group.
         """
         state = self._exported(name, readout, self._parts.taking(full=full))
-        return state if not full or shard.is_first_rank() else {}
+        return state if not full or self._parts.is_first_rank() else {}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -172,8 +172,9 @@ class Access:
         """
         self._parts.wait()
         self._parts.member.settled_swap()
-        state = modules.state_dict_with(self._model, company.own_tensors(), shard.gathered if full else modules.copied)
-        return state if not full or shard.is_first_rank() else {}
+        take = self._parts.taking(full=True) if full else modules.copied
+        state = modules.state_dict_with(self._model, company.own_tensors(), take)
+        return state if not full or self._parts.is_first_rank() else {}
 
     def save_average(
         self,
@@ -195,10 +196,10 @@ class Access:
         export.require("save_average()", "torch.save(belay.average_state_dict(full=True), path)")
         check_dtype(dtype)
         average = self._average(name)
-        if shard.is_first_rank() and not self._is_spread():
+        if self._parts.is_first_rank() and not self._is_spread():
             files.destination(path)
         state = self._exported(name, readout, self._parts.taking(full=True), dtype)
-        if shard.is_first_rank():
+        if self._parts.is_first_rank():
             about = export.about(average, readout, step=self._parts.step, start=self._options.start)
             export.write(path, state, about)
 
@@ -221,7 +222,7 @@ class Access:
         reading = self._parts.reading(average, readout)
         replaced = export.replacement(self._model, average, self._parts.member, reading)
         replaced = pretrained.gathered(self._model, replaced, self._parts.taking(full=True))
-        if shard.is_first_rank():
+        if self._parts.is_first_rank():
             pretrained.save(self._model, folder, replaced, how)
 
     @torch.inference_mode(False)

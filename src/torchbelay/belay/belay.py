@@ -19,7 +19,6 @@ from .models import as_loose
 from .options import OptionArguments, Options
 from .parts import Parts
 from .rules import Rule, as_rule
-from .shard import is_first_rank
 from .signals import signals_held
 from .slices import Slices
 from .team import common_facts, group_of_either, refuse_spectators
@@ -278,7 +277,7 @@ class Belay(Access):
         }
         if full:
             whole = checkpoint.taken(state, self._parts.taking(full=True))
-            return whole if is_first_rank() else {}
+            return whole if self._parts.is_first_rank() else {}
         return state if self._parts.slices is None else checkpoint.taken(state, self._parts.slices.sealed)
 
     @torch.inference_mode(False)

@@ -38,10 +38,8 @@ def filling(folder: str | os.PathLike[str]) -> Iterator[Path]:
         new.mkdir()
         yield new
         _make_durable(new)
-        if there.exists():
+        if there.exists() or not _renamed(new, there):
             _merge(new, there)
-        else:
-            os.replace(new, there)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     sync(there)
@@ -73,6 +71,17 @@ def _make_durable(folder: Path) -> None:
     sync(folder)
 
 
+def _renamed(new: Path, there: Path) -> bool:
+    """Let a folder appear with all files at once; False if another process has made it in the meantime."""
+    try:
+        os.replace(new, there)
+    except OSError:
+        if there.is_dir():
+            return False
+        raise
+    return True
+
+
 def _merge(new: Path, there: Path) -> None:
     """Replace files one by one, in such an order that old and new weights are never read together."""
     files = sorted((path.relative_to(new) for path in new.rglob("*") if path.is_file()), key=_turn)
@@ -86,7 +95,7 @@ def _merge(new: Path, there: Path) -> None:
     split = {_family(file) for file in files if _is_index(file)}
     for file in outdated:
         if _is_index(file) and _family(file) in split:
-            (there / file).unlink()  # without it, old pieces are not read together with new ones
+            (there / file).unlink(missing_ok=True)  # without it, old pieces are not read together with new ones
     for file in files:
         (there / file).parent.mkdir(parents=True, exist_ok=True)
         os.replace(new / file, there / file)

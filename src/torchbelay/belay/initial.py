@@ -53,8 +53,10 @@ class Initial:
     @torch.no_grad()
     def renew(self, e: Averaged) -> None:
         """Take the average of a parameter, which has begun again just now."""
-        if self.knows(e.w1) and local(self.of(e.w1)).shape == local(e.w2).shape:
-            local(self.of(e.w1)).copy_(local(e.value))
+        # The shapes of the wholes too: one rank's part may have the old size, another's not.
+        old = self.of(e.w1) if self.knows(e.w1) else None
+        if old is not None and old.shape == e.w2.shape and local(old).shape == local(e.w2).shape:
+            local(old).copy_(local(e.value))
         else:
             self.forget(e.w1)
             self.follow(e)

@@ -291,6 +291,10 @@ class Parts:
             return shard.gathered if full else modules.copied
         return self.slices.collected if full else self.slices.copied
 
+    def is_first_rank(self) -> bool:
+        """Whether this process gets what is gathered: with `shard` the group's first rank, which need not be 0."""
+        return shard.is_first_rank() if self.slices is None else self.slices.rank == 0
+
     def effective_lrs(self) -> list[tuple[int, float]]:
         """Return groups, counted over all optimizers, with what is left of their learning rates in the long run."""
         found: list[tuple[int, float]] = []

@@ -16,7 +16,7 @@ from torchbelay.ops.step import Move
 
 from . import traffic
 from .gathering import Gathering, slice_of, talking
-from .shard import is_first_rank, is_sharded, local
+from .shard import is_sharded, local
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
@@ -149,9 +149,9 @@ class Slices:
         return self.whole(t) if self.holds(t) else t.detach().clone()
 
     def collected(self, t: Tensor) -> Tensor | None:
-        """Return a copy in the first rank's host memory, None on other ranks; a collective likewise."""
+        """Return a copy in the host memory of the group's first rank, None on other ranks; a collective likewise."""
         whole = self.whole(t).detach()
-        return whole.to("cpu", copy=True) if is_first_rank() else None
+        return whole.to("cpu", copy=True) if self.rank == 0 else None
 
 
 def _where(t: Tensor) -> tuple[Any, ...]:

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the advice in words, or one JSON object."""
     try:
         advice = _advice(args)
+        words = advice.explain()
     except (ValueError, TypeError) as error:
         args.parser.error(str(error))
     except ArithmeticError:
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_facts(advice), indent=2, allow_nan=False))
         return 0
     width = max(40, shutil.get_terminal_size().columns)
-    print("\n\n".join(textwrap.fill(part, width) for part in advice.explain().split("\n\n")))
+    print("\n\n".join(textwrap.fill(part, width) for part in words.split("\n\n")))
     return 0
 
 

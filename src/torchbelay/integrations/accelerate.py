@@ -44,8 +44,8 @@ def attach(
     that are only accumulated and steps that a GradScaler skips do not count.
 
     The state is one of the registered objects (`custom_checkpoint_<n>.pkl`), which the main process writes. If the
-    weights are sharded, each process has another part of the average: torch.distributed.checkpoint writes all parts, to
-    the folder `torchbelay_<n>` of the checkpoint.
+    weights are sharded, or replicas share the average (`shard`), each process has another part of it:
+    torch.distributed.checkpoint writes all parts, to the folder `torchbelay_<n>` of the checkpoint.
 
     >>> import torch
     >>> from torchbelay import methods
@@ -74,7 +74,8 @@ def attach(
     given, stepping = _kept(model), _kept(optimizer)
     _refuse_unprepared(accelerator, _each(given), _each(stepping))
     belay = Belay(given, stepping, method, **options)
-    sharded = any(isinstance(p, DTensor) for each in _each(given) for p in each.parameters())
+    sharded = belay._parts.slices is not None  # replicas that share one average
+    sharded |= any(isinstance(p, DTensor) for each in _each(given) for p in each.parameters())
     _register(accelerator, belay, sharded=sharded)
     return belay
 
@@ -169,4 +170,6 @@ class _Shards:
                 f"this checkpoint has no folder {self._name!r}: its registered object is not a sharded average. "
                 "Attach averages in the order in which they were attached when it was saved"
             )
+        for part in self._belay._parts.each:
+            part.unseen.forget()  # load_state() may have loaded the weights already
         load_parts({"belay": self._belay}, checkpoint_id=self._folder)

@@ -15,7 +15,7 @@ from .trade import ListTrade
 # A group, its motion, and a copy of w1 from before the step if the motion needs one.
 Prepared = tuple[TensorGroup, Motion, list[Tensor] | None]
 
-_dtype = attrgetter("dtype")
+_dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 
 class ListBackend:
@@ -29,13 +29,13 @@ class ListBackend:
         self.remember([])
 
     def remember(self, groups: Iterable[TensorGroup]) -> None:
-        """Remember the devices, dtypes and sizes of the weights; operations on lists take any layout."""
+        """Remember the devices, dtypes and shapes of the weights; operations on lists take any strides."""
         weights = self._weights = [*{id(w): w for group in groups for w in group.w1}.values()]
         known = _facts(weights)
         self._are_alike = Fact(lambda tensors: _facts(tensors) == known)
 
     def is_current(self) -> bool:
-        """Whether the weights have the devices, dtypes and sizes that were remembered."""
+        """Whether the weights have the devices, dtypes and shapes that were remembered."""
         return not self._weights or self._are_alike(self._weights)
 
     def follows_schedule(self, group: TensorGroup) -> bool:
@@ -96,4 +96,4 @@ class PreparedLists:
 
 
 def _facts(tensors: Sequence[Tensor]) -> list[Any]:
-    return [*map(_dtype, tensors), *map(Tensor.numel, tensors), *map(Tensor.get_device, tensors)]
+    return [*map(_dtype, tensors), *map(_shape, tensors), *map(Tensor.get_device, tensors)]

@@ -127,6 +127,8 @@ def recommend(
         problem = typical(start=start, noise=noise, batch=batch)
     else:
         problem = Quadratic.of(curvatures, start=start, noise=noise, batch=batch)
+    if start == 0 and not isinstance(curvatures, Quadratic):
+        raise ValueError("start=0 begins at the minimum, and the best learning rate there is 0; give the loss above it")
     small = problem.merged(MOST)
     known = 0.0 if near is None else arguments.number("near", near, low=0)
     found = _search(small, count, beta, known)
@@ -136,6 +138,8 @@ def recommend(
     if not math.isfinite(least):
         raise OverflowError("the losses of this quadratic are not finite; use moderate curvatures, noise and start")
     best = next(each for each in (ema, *candidates) if each.loss.total <= (SIMPLER if each is ema else 1) * least)
+    if best.loss.noise == 0 and any(each.noise for each in small.directions):
+        raise ArithmeticError("the losses of this quadratic are too small to compute with; use moderate numbers")
     warnings = [*caveats, *_warnings(small, best, count, curvatures is None and lr is None)]
     if known and not known / NEAR * AROUND < best.lr < known * NEAR / AROUND:
         warnings.append(

@@ -41,9 +41,10 @@ def _what(advice: "Advice") -> str:
 
 def _why(advice: "Advice") -> str:
     loss, method, ema = advice.loss, advice.best.method, advice.alternatives["EMA"]
+    share = loss.noise / loss.total if loss.total else 0.0  # without noise the loss may be 0 to the last digit
     said = [
-        f"The loss above the minimum falls from {advice.problem.start:.3g} to {loss.total:.3g}, and "
-        f"{loss.noise / loss.total:.0%} of what remains is noise."
+        f"The loss above the minimum falls from {advice.problem.start:.3g} to {loss.total:.3g}, and {share:.0%} of "
+        "what remains is noise."
     ]
     if not isinstance(method, centred):
         return f"{said[0]} Gradients are taken near the average of all weights so far, which needs no averaging rate."
@@ -93,8 +94,10 @@ def _comparison(advice: "Advice") -> str:
         if other.method == advice.best.method:
             continue
         around = " around an optimizer with β1 = 0" if name == "schedule-free" and advice.beta1 else ""
-        said.append(
-            f"{name}, {call(other)} at its best learning rate {other.lr:.3g}{around}, leaves "
-            f"{other.loss.total / advice.loss.total:.3g} times this loss."
+        left = (
+            f"{other.loss.total / advice.loss.total:.3g} times this loss"
+            if advice.loss.total
+            else (f"a loss of {other.loss.total:.3g}")
         )
+        said.append(f"{name}, {call(other)} at its best learning rate {other.lr:.3g}{around}, leaves {left}.")
     return "On the same quadratic: " + " ".join(said)

@@ -371,6 +371,20 @@ def changes_of_the_model_and_of_the_method_are_followed(folder: Path) -> None:
     compare(run, whole, ("average", "x"))
 
 
+@on(2)
+def after_a_reset_at_another_shape_the_initial_weights_are_cut_like_the_average(folder: Path) -> None:
+    """Four rows in two halves, then three: the part of one rank keeps its size, and that of the other does not."""
+    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(4))})
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA, shard=world(), keep_initial=True)
+    model["w"].data = torch.arange(3.0)
+    belay.reset()
+    saved = belay.state_dict()["averages"]["average"]
+    assert saved["initial"]["w"].shape == saved["weights"]["w"].shape == (3,)
+    full = belay.state_dict(full=True)
+    if dist.get_rank() == 0:
+        assert torch.equal(full["averages"]["average"]["initial"]["w"], torch.arange(3.0))
+
+
 @on(2, 3)
 def a_parameter_that_joins_late_is_shared_too(folder: Path) -> None:
     runs = []
@@ -467,3 +481,27 @@ def groups_of_some_ranks_share_among_themselves(folder: Path) -> None:
         dist.barrier()
         assert same(dict(sorted(load_file(path).items())), dict(sorted(run.average().items())))
         dist.barrier()
+
+
+@on(3)
+def of_a_group_without_rank_0_the_first_rank_gets_and_writes_all(folder: Path) -> None:
+    group = dist.new_group([1, 2])
+    path = folder / "without_rank_0.safetensors"
+    if dist.get_rank() > 0:
+        run = Run(EMA, adam=False, shard=group).train(range(2))
+        expected = run.average()
+        found = [run.belay.average_state_dict(full=True), run.belay.model_state_dict(full=True)]
+        state = run.belay.state_dict(full=True)
+        run.belay.save_average(path)
+        dist.barrier(group)
+        if dist.get_rank() == 1:
+            agree(found[0], expected, 0)
+            agree(found[1], run.belay.model_state_dict(), 0)
+            weights = state["averages"]["average"]["weights"]
+            agree(
+                {name: t.to(expected[name].dtype) for name, t in weights.items()}, {n: expected[n] for n in weights}, 0
+            )
+        else:
+            assert [*found, state] == [{}, {}, {}]
+        assert same(dict(sorted(load_file(path).items())), dict(sorted(expected.items())))
+    dist.barrier()

@@ -87,10 +87,11 @@ class FusedStep:
         """Return the addresses of the gradients, 0 for none; None if one of them is not laid out like its weights."""
         gradients = list(map(_gradient, self.parameters))
         try:
-            found = list(map(_address, gradients))
-        except TypeError:  # some have none
-            found = [0 if g is None else g.data_ptr() for g in gradients]
-            gradients = [g for g in gradients if g is not None]
+            try:
+                found = list(map(_address, gradients))
+            except TypeError:  # some have none
+                found = [0 if g is None else g.data_ptr() for g in gradients]
+                gradients = [g for g in gradients if g is not None]
         except RuntimeError:  # sparse
             return None
         if any(found[i] for i in self._stateless):

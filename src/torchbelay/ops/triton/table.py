@@ -23,8 +23,8 @@ from . import layout
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BLOCK = 1024
 
-_address, _size, _stride, _is_plain = Tensor.data_ptr, Tensor.numel, Tensor.stride, Tensor.is_contiguous
-_dtype, _device = attrgetter("dtype"), Tensor.get_device
+_address, _stride, _is_plain = Tensor.data_ptr, Tensor.stride, Tensor.is_contiguous
+_dtype, _shape, _device = attrgetter("dtype"), attrgetter("shape"), Tensor.get_device
 
 
 class Follower(NamedTuple):
@@ -67,7 +67,7 @@ class Known:
         self._are_alike = Fact(lambda tensors: _layouts(tensors) == known)
 
     def are_alike(self) -> bool:
-        """Whether the tensors have their sizes, dtypes, devices and layouts, wherever they are."""
+        """Whether the tensors have their shapes, dtypes, devices and layouts, wherever they are."""
         return self._are_alike(self.tensors)
 
     def are_there(self) -> bool:
@@ -79,7 +79,7 @@ def _layouts(tensors: Sequence[Tensor]) -> list[Any]:
     """Return what a kernel assumes of tensors; strides only if they are unusual: they make a tuple per tensor."""
     plain = list(map(_is_plain, tensors))
     unusual = [] if all(plain) else [t.stride() for t, yes in zip(tensors, plain, strict=True) if not yes]
-    return [plain, unusual, *(list(map(what, tensors)) for what in (_size, _dtype, _device))]
+    return [plain, unusual, *(list(map(what, tensors)) for what in (_shape, _dtype, _device))]
 
 
 class KnownStates:
