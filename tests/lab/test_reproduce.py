@@ -635,7 +635,7 @@ def test_everything_in_its_quick_version_end_to_end(tmp_path: Path) -> None:
     assert (process.returncode, err) == (0, "")
     assert out.splitlines()[-1] == f"report: {tmp_path / 'index.html'}"
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    claims = [f"C{i}" for i in range(1, 14)]
+    claims = [f"C{i}" for i in range(1, 17)]
     assert [claim.id for claim in CLAIMS] == claims
     for name in claims:
         assert f'id="claim-{name}"' in page

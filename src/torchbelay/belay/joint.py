@@ -126,7 +126,8 @@ def _share(
     if isinstance(state["averages"], Mapping):
         own["averages"] = {name: _of(saved, i, owners) for name, saved in state["averages"].items()}
     if i:  # the state's own options are those of the first, whose average has the buffers; bits are those of all
-        bits = {"bits": state["options"]["bits"]} if "bits" in state["options"] else {}
+        known = named("options", state["options"])
+        bits = {"bits": known["bits"]} if "bits" in known else {}
         own["options"] = {name: value for name, value in options.saved().items() if name != "bits"} | bits
     return {**state, **own}
 
