@@ -631,8 +631,9 @@ def test_weights_and_average_are_equal_after_a_sync_with_a_velocity(impl: Any) -
         assert torch.equal(value, model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("options", [torch.ones(2), 3, None])
-def test_damaged_options_of_several_optimizers_are_refused(options: Any) -> None:
-    state = copy.deepcopy(two_optimizers(bits=24).state_dict()) | {"options": options}
+@pytest.mark.parametrize("part", ["options", "step"])
+@pytest.mark.parametrize("value", [torch.ones(2), "3", None])
+def test_damage_of_several_optimizers_is_refused_as_such(part: str, value: Any) -> None:
+    state = copy.deepcopy(two_optimizers(bits=24).state_dict()) | {part: value}
     with pytest.raises(ValueError, match="damaged"):
         two_optimizers(bits=24).load_state_dict(state, strict=False)

@@ -64,6 +64,8 @@ def _known(state: Mapping[str, Any]) -> list[Trained]:
     """Return what a state says of its optimizers; one that says nothing has one."""
     if "optimizers" not in state:
         return []
+    if not isinstance(state["step"], int):
+        raise TypeError("step")
     found = state["optimizers"]
     rows: list[Any] = found if isinstance(found, list) and found else [found]
     for row in rows:
