@@ -52,7 +52,7 @@ class Workers:
 
     @property
     def eigenvalues(self) -> tuple[float, ...]:
-        """Of the motion without updates: 1 (all together), 1 − a − N·b (mean and w2), and N − 1 times 1 − a."""
+        """The eigenvalues of a step without updates: 1 (all), 1 − a − N·b (mean and w2), and N − 1 times 1 − a."""
         return (*self.pair.eigenvalues, *[1 - self.coupling.a] * (self.count - 1))
 
     @property
