@@ -55,12 +55,12 @@ format: setup ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 
 docs: setup ## build the site into site/; a warning is an error
-	$(BIN)/python docs/site/pages.py
+	$(BIN)/python docs/site/site_pages.py
 	$(BIN)/zensical build --clean --strict
 
 docs-serve: setup ## serve the site on this machine, and build it again whenever a page changes
-	$(BIN)/python docs/site/pages.py
-	$(BIN)/python docs/site/pages.py --watch & trap "kill $$!" EXIT; $(BIN)/zensical serve
+	$(BIN)/python docs/site/site_pages.py
+	$(BIN)/python docs/site/site_pages.py --watch & trap "kill $$!" EXIT; $(BIN)/zensical serve
 
 bench: setup ## time averaging side by side
 	$(BIN)/python benchmarks/averaging.py

@@ -1,23 +1,24 @@
 """The pages of the site, gathered in build/docs: docs, README, CHANGELOG, CONTRIBUTING, the API and the explorer.
 
-    python docs/site/pages.py            # gather once
-    python docs/site/pages.py --watch    # and again whenever a page changes
+    python docs/site/site_pages.py            # gather once
+    python docs/site/site_pages.py --watch    # and again whenever a page changes
 
 The documents link to each other as files of the repository, so that they can be read there. In the site a link to a
 page leads to the page, and a link to any other file of the repository to that file at its address.
 """
 
 import argparse
+import io
 import os
 import re
 import shutil
-import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+import api_pages
 
-import api  # noqa: E402
+from torchbelay.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -67,7 +68,22 @@ def rewritten(text: str, place: Path, source: Path, places: dict[Path, Path], ad
     return "".join(part if number % 2 else LINK.sub(replace, part) for number, part in enumerate(parts))
 
 
-def gather(into: Path = GATHERED) -> None:
+def command_page() -> str:
+    """Return the page of the command: what each of its verbs says with `--help`."""
+    os.environ["COLUMNS"] = "100"
+
+    def said(*words: str) -> str:
+        with redirect_stdout(io.StringIO()) as out:
+            main([*words, "--help"])
+        return out.getvalue().rstrip()
+
+    whole = said()
+    verbs = re.findall(r"^    (\w+)\b", whole.partition("commands:")[2], re.M)
+    parts = [f"## `torchbelay {verb}` {{ #{verb} .api }}\n\n```text\n{said(verb)}\n```" for verb in verbs]
+    return "\n\n".join(["# The command torchbelay", f"```text\n{whole}\n```", *parts]) + "\n"
+
+
+def gather(into: Path) -> None:
     """Write all pages and files of the site into a folder; files that have not changed keep their time."""
     files, address = sources(), repository()
     places = {source.resolve(): place for place, source in files.items()}
@@ -77,8 +93,9 @@ def gather(into: Path = GATHERED) -> None:
         if source.suffix == ".md":
             content = rewritten(content.decode("utf-8"), place, source, places, address).encode("utf-8")
         wanted[place] = content
-    for name, text in api.pages(ROOT / "src", address).items():
+    for name, text in api_pages.pages(ROOT / "src", address).items():
         wanted[Path(name)] = text.encode("utf-8")
+    wanted[Path("api/command.md")] = command_page().encode("utf-8")
     for place, content in wanted.items():
         file = into / place
         if not file.is_file() or file.read_bytes() != content:
@@ -91,19 +108,21 @@ def gather(into: Path = GATHERED) -> None:
             shutil.rmtree(path)
 
 
-def watch() -> None:
+def watch(into: Path) -> None:
     """Gather the pages again whenever a file that they are made from has changed."""
     seen: dict[Path, float] = {}
     while True:
         made_from = [*sources().values(), *(ROOT / "src").rglob("*.py")]
         now = {path: path.stat().st_mtime for path in made_from if path.exists()}
         if now != seen:
-            gather()
+            gather(into)
             seen = now
         time.sleep(1)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Gather the pages of the site in build/docs.")
+    parser.add_argument("--into", type=Path, default=GATHERED, help="the folder (build/docs)")
     parser.add_argument("--watch", action="store_true", help="gather again whenever a page changes")
-    (watch if parser.parse_args().watch else gather)()
+    args = parser.parse_args()
+    (watch if args.watch else gather)(args.into)

@@ -1,4 +1,4 @@
-"""Pages of the API: signatures and docstrings of the public names as Markdown, read from the source without importing it.
+"""Pages of the API: signatures and docstrings of the public names as Markdown, read from the source, not imported.
 
 A docstring is Markdown already: this file escapes `*` and `_` in its prose, makes a list of its `Args:`, fences its
 examples, and links the names that have an entry of their own.
@@ -36,6 +36,10 @@ PAGES = (
 # Modules that users know by a shorter name.
 ALIASES = {f"torchbelay.physics.{name}": f"torchbelay.{name}" for name in ("methods", "schedules", "readouts")}
 WIDTH = 100
+# A class in small letters is a setting, as ema(0.999): what it does is in its docstring. These members concern users.
+MEMBERS_OF_SETTINGS = ("effective_lr_scale", "max_stable_lr", "scaled")
+# Members that a framework or the library calls, not the user.
+HOOKS = re.compile(r"on_\w+|setup|teardown|state_key")
 
 
 @dataclass
@@ -43,6 +47,7 @@ class Entry:
     """A name with its place: the page, the anchor and the object that it stands for."""
 
     name: str
+    title: str
     page: str
     item: griffe.Object
     members: list["Entry"] = field(default_factory=list)
@@ -76,7 +81,7 @@ def package_of(package: griffe.Module, module: str) -> griffe.Object:
 
 def final(item: griffe.Object | griffe.Alias) -> griffe.Object:
     """Return what a name stands for in the end."""
-    return item.final_target if isinstance(item, griffe.Alias) else item  # type: ignore[return-value]
+    return item.final_target if isinstance(item, griffe.Alias) else item
 
 
 def entries(package: griffe.Module, module: str, page: str) -> list[Entry]:
@@ -89,11 +94,18 @@ def entries(package: griffe.Module, module: str, page: str) -> list[Entry]:
     ]
     public, listed = ALIASES.get(module, module), []
     for name in names:
-        if borrowed(home[name]) or (item := final(home[name])).is_module:
+        if borrowed(home[name]):
             continue
-        entry = Entry(f"{public}.{name}", page, item)
+        item = final(home[name])
+        if item.is_module and name in item.members:  # methods.ema is a class, and the file that defines it
+            item = final(item.members[name])
+        if item.is_module:
+            continue
+        entry = Entry(f"{public}.{name}", name, page, item)
         if isinstance(item, griffe.Class):
-            entry.members = [Entry(f"{entry.name}.{each.name}", page, each) for each in members(item)]
+            entry.members = [
+                Entry(f"{entry.name}.{each.name}", f"{name}.{each.name}", page, each) for each in members(item)
+            ]
         listed.append(entry)
     return listed
 
@@ -110,8 +122,11 @@ def borrowed(item: griffe.Object | griffe.Alias) -> str:
 
 def members(item: griffe.Class) -> list[griffe.Object]:
     """Return the public methods and properties of a class: inherited ones too, if the package has them."""
-    mine = {**item.inherited_members, **item.members}
-    found = [final(each) for name, each in mine.items() if not name.startswith("_")]
+    if item.name.islower() or item.name == "Options":
+        names = [name for name in MEMBERS_OF_SETTINGS if name in item.members]
+    else:
+        names = [name for name in item.all_members if not name.startswith("_") and not HOOKS.fullmatch(name)]
+    found = [final(item.all_members[name]) for name in names]
     found = [each for each in found if each.docstring and (each.is_function or "property" in each.labels)]
     return sorted(found, key=lambda each: (str(each.filepath) != str(item.filepath), each.lineno or 0))
 
@@ -145,7 +160,7 @@ class Writer:
             if module.docstring:
                 lines += [self.prose(module.docstring.value), ""]
             lines += ["| name | what it is |", "|---|---|"]
-            lines += [f"| [`{short(e)}`](#{e.anchor}) | {self.summary(e)} |" for e in listed]
+            lines += [f"| [`{e.title}`](#{e.anchor}) | {self.summary(e)} |" for e in listed]
             others = {name: borrowed(module[name]) for name in exported(module)}
             lines += [f"| `{name}` | `{path}` itself |" for name, path in others.items() if path]
             lines.append("")
@@ -156,11 +171,10 @@ class Writer:
     def entry(self, entry: Entry, level: str) -> list[str]:
         """Return an entry, and below it its members."""
         item = entry.item
-        kind = "property" if "property" in item.labels else item.kind.value
         lines = [
-            f"{level} `{short(entry)}` {{ #{entry.anchor} .api }}",
+            f"{level} `{entry.title}` {{ #{entry.anchor} .api }}",
             "",
-            f'<p class="api-meta">{kind} · <a href="{self.source(item)}">source</a></p>',
+            f'<p class="api-meta">{kind(item)} · <a href="{self.source(item)}">source</a></p>',
             "",
             "```python",
             signature(entry),
@@ -222,11 +236,13 @@ class Writer:
         return f"[{code}]({'' if entry.page == self.file else entry.page}#{entry.anchor})"
 
 
-def short(entry: Entry) -> str:
-    """Return the name as a heading shows it: without the module."""
-    name = entry.name.removeprefix("torchbelay.")
-    parts = name.split(".")
-    return ".".join(parts[-2:]) if len(parts) > 1 and parts[-2][0].isupper() else parts[-1]
+def kind(item: griffe.Object) -> str:
+    """Return what an object is, in a word."""
+    if "property" in item.labels:
+        return "property"
+    if item.is_function and item.parent is not None and item.parent.is_class:
+        return "class method" if "classmethod" in item.labels else "method"
+    return item.kind.value
 
 
 def blocks(text: str) -> list[str]:
@@ -245,21 +261,27 @@ def blocks(text: str) -> list[str]:
 
 def signature(entry: Entry) -> str:
     """Return the call of an object, in several lines if it is long."""
-    item = entry.item
+    item, name = entry.item, entry.title
     if isinstance(item, griffe.Attribute):
-        kind = f": {item.annotation}" if item.annotation else ""
-        return f"{short(entry)}{kind}"
-    if not isinstance(item, griffe.Class | griffe.Function):
-        return short(entry)
-    parameters, returns = list(item.parameters), getattr(item, "returns", None)
+        return f"{name}: {item.annotation}" if item.annotation else name
+    if isinstance(item, griffe.Class):
+        if "__init__" not in item.all_members:
+            bases = ", ".join(str(each) for each in item.bases if not str(each).startswith("_"))
+            return f"class {name}({bases})" if bases else f"class {name}"
+        function, end = final(item.all_members["__init__"]), ""
+    else:
+        function, end = item, ""
+    assert isinstance(function, griffe.Function)
+    if function.returns is not None and function is item:
+        end = f" -> {function.returns}"
+    parameters = list(function.parameters)
     if parameters and parameters[0].name in ("self", "cls"):
         parameters = parameters[1:]
-    arguments = list(written(parameters))
-    end = f" -> {returns}" if returns is not None and isinstance(item, griffe.Function) else ""
-    line = f"{short(entry)}({', '.join(arguments)}){end}"
+    arguments = written(parameters)
+    line = f"{name}({', '.join(arguments)}){end}"
     if len(line) <= WIDTH:
         return line
-    return f"{short(entry)}(\n" + "".join(f"    {each},\n" for each in arguments) + f"){end}"
+    return f"{name}(\n" + "".join(f"    {each},\n" for each in arguments) + f"){end}"
 
 
 def written(parameters: list[griffe.Parameter]) -> list[str]:
@@ -271,7 +293,7 @@ def written(parameters: list[griffe.Parameter]) -> list[str]:
             found.append("*")
             starred = True
         starred = starred or each.kind is kinds.var_positional
-        prefix = {kinds.var_positional: "*", kinds.var_keyword: "**"}.get(each.kind, "")
+        prefix = "*" if each.kind is kinds.var_positional else "**" if each.kind is kinds.var_keyword else ""
         text = prefix + each.name + (f": {each.annotation}" if each.annotation is not None else "")
         if each.default is not None and not prefix:
             text += f" = {each.default}" if each.annotation is not None else f"={each.default}"
