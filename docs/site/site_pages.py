@@ -27,6 +27,8 @@ GATHERED = ROOT / "build" / "docs"
 OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 ASSETS = (".png", ".svg", ".css", ".js", ".html", ".json")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+# A picture of another host, such as a badge, with the link around it: the site loads nothing from elsewhere.
+BADGE = re.compile(r"(?:\[!\[[^]]*\]\(https?://[^)\s]+\)\]\([^)\s]+\)|!\[[^]]*\]\(https?://[^)\s]+\))[ \t]*\n?")
 FENCE = re.compile(r"(^ *```.*?^ *```\s*?$)", re.M | re.S)
 
 
@@ -65,7 +67,7 @@ def rewritten(text: str, place: Path, source: Path, places: dict[Path, Path], ad
         return f"{found[1]}{new}{sharp}{anchor}{found[3]}"
 
     parts = FENCE.split(text)
-    return "".join(part if number % 2 else LINK.sub(replace, part) for number, part in enumerate(parts))
+    return "".join(part if number % 2 else LINK.sub(replace, BADGE.sub("", part)) for number, part in enumerate(parts))
 
 
 def command_page() -> str:
