@@ -2,7 +2,7 @@
 
 - A block of `python` runs, all blocks of a page in one program.
 - After the words "Save this as `NAME`:", a block is written to a file instead.
-- In a block of `console`, lines that begin with `$ ` are commands (torchbelay and torchrun), and the rest is their output.
+- In a block of `console`, lines that begin with `$ ` are commands (torchbelay, torchrun); the rest is their output.
 - A block of `text` right after a block of `python` is what that prints. Without one, it must print nothing.
 """
 
@@ -51,7 +51,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def follow(page: str, folder: Path, name: str = "page") -> dict[str, Any]:
-    """Do all that a page says in a folder, which is the current one; compare its outputs; return the program's names."""
+    """Do all that a page says, in the current folder; compare its outputs; return the names of its program."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.file is not None:
