@@ -33,7 +33,7 @@ EXAMPLES = {
     "nesterov": (tb.methods.nesterov(0.9), 1, {"μ": 0.9}),
     "ema_nesterov": (tb.methods.ema_nesterov(0.7, 0.9), 1, {"β": 0.7, "γ": 0.9}),
     "schedule_free": (tb.methods.schedule_free(0.9), 4, {"β": 0.9, "c": 1 / 4}),
-    "primal_averaging": (tb.methods.primal_averaging(mu_x=0.9, mu_y=0.6), 1, {"x": 0.9, "y": 0.6}),
+    "primal_averaging": (tb.methods.primal_averaging(mu_x=0.9, mu_y=0.6), 1, {"μx": 0.9, "μy": 0.6}),
     "centred": (tb.methods.centred(-0.5, rate=0.3), 1, {"θ": -0.5, "c": 0.3}),
 }
 
