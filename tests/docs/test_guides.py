@@ -1,5 +1,6 @@
 """Every how-to is followed word by word, and prints what it shows."""
 
+import re
 import warnings
 from pathlib import Path
 
@@ -9,24 +10,53 @@ import torchbelay as tb
 from helpers import guide
 from helpers.root import ROOT
 
-DOCS = ROOT / "docs"
-PAGES = sorted(path for path in (DOCS / "how-to").glob("*.md") if path.stem != "index")
-NEEDS = {"lora": "peft"}  # what a page needs besides torch
+FOLDER = ROOT / "docs" / "how-to"
+PAGES = (
+    "batchnorm.md",
+    "compile.md",
+    "fsdp2.md",
+    "gan.md",
+    "lora.md",
+    "many-workers.md",
+    "merge.md",
+    "mixed-precision.md",
+    "plain-loop.md",
+    "post-hoc.md",
+    "resume.md",
+    "several-averages.md",
+    "target-network.md",
+    "teacher.md",
+)
+NEEDS = {"lora.md": "peft"}  # what a page needs besides torch
 
 
-def _marks(path: Path) -> list[pytest.MarkDecorator]:
-    text = path.read_text(encoding="utf-8")
-    return [pytest.mark.slow] if "torchrun" in text or "torch.compile(" in text else [pytest.mark.thorough]
+def _marked(page: str) -> object:
+    """Return a page as the parameter of a test that is slow if the page starts processes or compiles."""
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    slow = "torchrun" in text or "torch.compile(" in text
+    return pytest.param(page, text, id=page, marks=pytest.mark.slow if slow else pytest.mark.thorough)
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem, marks=_marks(path)) for path in PAGES])
-def test_a_page_can_be_followed_word_by_word(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if path.stem in NEEDS:
-        pytest.importorskip(NEEDS[path.stem])
+@pytest.mark.parametrize(("page", "text"), [_marked(page) for page in PAGES])
+def test_a_page_can_be_followed_word_by_word(
+    page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
     monkeypatch.chdir(tmp_path)
-    page = path.read_text(encoding="utf-8")
-    assert guide.blocks(page)
+    assert guide.blocks(text)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        guide.follow(page, tmp_path, path.name)
+        guide.follow(text, tmp_path, page)
     assert [str(each.message) for each in caught if issubclass(each.category, tb.BelayWarning)] == []
+
+
+def test_every_page_is_followed() -> None:
+    assert {path.name for path in FOLDER.glob("*.md")} == {*PAGES, "index.md"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_what_one_looks_for(page: str) -> None:
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, re.M) == ["What can go wrong", "More"]
+    assert any(block.prints or block.kind == "console" for block in guide.blocks(text))  # what to expect
