@@ -60,3 +60,9 @@ def test_a_page_has_what_one_looks_for(page: str) -> None:
     text = (FOLDER / page).read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, re.M) == ["What can go wrong", "More"]
     assert any(block.prints or block.kind == "console" for block in guide.blocks(text))  # what to expect
+
+
+def test_the_index_links_to_every_page_and_readme_to_the_index() -> None:
+    index = (FOLDER / "index.md").read_text(encoding="utf-8")
+    assert {*PAGES} <= {*re.findall(r"\]\(([\w-]+\.md)\)", index)}
+    assert "(docs/how-to/index.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
