@@ -5,7 +5,7 @@ from .svg import BLUE, GREEN, GREY, ORANGE, Drawing
 # From the room that imports nothing to the one that may import all: names, what they do, colour.
 FLOORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("physics/",), "what a method is: four numbers per step, no torch", ORANGE),
-    (("ops/",), "how four numbers move tensors: foreach, Triton, host memory", ORANGE),
+    (("ops/",), "how four numbers move tensors: CPU and GPU", ORANGE),
     (("belay/",), "which tensors move, and when: the class Belay", BLUE),
     (("optim.py", "options.py", "snapshots/", "integrations/"), "what is built on Belay", BLUE),
     (("testing/", "compat/"), "checks for your code, other libraries' classes", BLUE),
@@ -16,7 +16,7 @@ FLOORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 def draw() -> str:
     """Return the picture: one floor per layer, and arrows from a floor to the one that may import it."""
-    height, gap, width = 46, 16, 640
+    height, gap, width = 58, 15, 470
     total = len(FLOORS) * (height + gap) + 6
     picture = Drawing(
         width,
@@ -26,8 +26,8 @@ def draw() -> str:
     for level, (names, words, colour) in enumerate(reversed(FLOORS)):
         top = 4 + level * (height + gap)
         picture.box((4, top), (width - 8, height), colour, fill=f"{colour}1f")
-        picture.text((20, top + 28), "   ".join(names), colour, size=14, bold=True)
-        picture.text((width - 20, top + 28), words, GREY, size=12.5, anchor="end")
+        picture.text((18, top + 24), ",  ".join(names), colour, size=15, bold=True)
+        picture.text((18, top + 45), words, GREY, size=14)
         if level:
             picture.line((width / 2, top), (width / 2, top - gap + 1), GREY, 1.4, arrow=True)
     return picture.render()
