@@ -66,3 +66,37 @@ def test_the_index_links_to_every_page_and_readme_to_the_index() -> None:
     index = (FOLDER / "index.md").read_text(encoding="utf-8")
     assert {*PAGES} <= {*re.findall(r"\]\(([\w-]+\.md)\)", index)}
     assert "(docs/how-to/index.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("loss 0.0123\n", "loss 0.0145"),  # another number
+        ("step 100", "step 101"),  # whole numbers are exact
+        ("one\ntwo", "one"),  # a line that the page leaves out
+        ("", "True"),
+        ("True", ""),
+        ("in 3 days, step 4", "in … days, step 5"),
+    ],
+)
+def test_an_output_that_differs_is_noticed(printed: str, shown: str) -> None:
+    with pytest.raises(AssertionError):
+        guide.compare(printed, shown)
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [("loss 0.0123\n", "loss 0.0124"), ("a (b) 2e-03", "a (b) 2e-03"), ("in 3 s: 7", "in … s: 7"), ("", "")],
+)
+def test_an_output_that_agrees_is_accepted(printed: str, shown: str) -> None:
+    guide.compare(printed, shown)
+
+
+def test_a_program_that_fails_or_prints_what_the_page_does_not_show_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        guide.follow("```python\n1 / 0\n```\n", tmp_path)
+    with pytest.raises(AssertionError):
+        guide.follow("```python\nprint('more')\n```\n", tmp_path)
+    guide.follow("```python\nprint('more')\n```\n\n```text\nmore\n```\n", tmp_path)
+    guide.follow("Save this as `a.py`:\n\n```python\n1 / 0\n```\n", tmp_path)
+    assert (tmp_path / "a.py").read_text() == "1 / 0\n"
