@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # These trace lines by sys.settrace, which takes coverage's own tracer off and leaves it confused.
 TRACING := tests/behaviour/test_events.py tests/behaviour/test_interrupted_step.py tests/behaviour/test_interrupted_swap.py
 
-.PHONY: help setup reproduce quick test test-all soak lint format bench clean
+.PHONY: help setup reproduce quick test test-all soak lint format bench docs docs-serve clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "torchbelay needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,lab]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,lab]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps timm k-diffusion trl
 	@touch $@
 
@@ -54,8 +54,16 @@ format: setup ## let ruff rewrite the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: setup ## build the site into site/; a warning is an error
+	$(BIN)/python docs/site/site_pages.py
+	$(BIN)/zensical build --clean --strict
+
+docs-serve: setup ## serve the site on this machine, and build it again whenever a page changes
+	$(BIN)/python docs/site/site_pages.py
+	$(BIN)/python docs/site/site_pages.py --watch & trap "kill $$!" EXIT; $(BIN)/zensical serve
+
 bench: setup ## time averaging side by side
 	$(BIN)/python benchmarks/averaging.py
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage .cache build site

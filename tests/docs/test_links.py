@@ -2,38 +2,28 @@
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 
+from helpers.documents import PAGES, anchors, links, name, read
 from helpers.root import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKS = [
-    (page, target)
-    for page in PAGES
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
-    if "://" not in target
-]
+LINKS = [(page, target) for page in PAGES for target in links(read(page)) if "://" not in target]
 
 
-def anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", text, re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize(("page", "target"), LINKS, ids=[f"{page.name}-{target}" for page, target in LINKS])
-def test_a_link_leads_somewhere(page, target: str) -> None:
+@pytest.mark.parametrize(("page", "target"), LINKS, ids=[f"{name(page)}-{target}" for page, target in LINKS])
+def test_a_link_leads_somewhere(page: Path, target: str) -> None:
     path, _, anchor = target.partition("#")
     file = (page.parent / path).resolve() if path else page
     assert file.exists()
     if anchor:
-        assert anchor in anchors(file.read_text(encoding="utf-8"))
+        assert anchor in anchors(read(file))
 
 
 def test_readme_links_to_every_page() -> None:
-    linked = {target for page, target in LINKS if page.name == "README.md"}
-    assert {f"docs/{page.name}" for page in PAGES[2:]} <= linked
+    linked = {target for page, target in LINKS if page == ROOT / "README.md"}
+    assert {name(page) for page in PAGES if page.parent == ROOT / "docs"} <= linked
 
 
 def test_the_make_targets_of_contributing_exist() -> None:
@@ -43,10 +33,10 @@ def test_the_make_targets_of_contributing_exist() -> None:
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.M)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_files_that_a_page_names_exist(page) -> None:
-    named = re.findall(r"`((?:tests|docs|benchmarks)/[\w./-]+?\.\w+)(?:::\w+)?`", page.read_text(encoding="utf-8"))
-    assert [name for name in named if not (ROOT / name).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`((?:tests|docs|benchmarks)/[\w./-]+?\.\w+)(?:::\w+)?`", read(page))
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_the_tests_that_the_page_of_memory_names_exist() -> None:

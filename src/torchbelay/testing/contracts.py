@@ -186,3 +186,4 @@ CONTRACTS: dict[str, Callable[[Bench], None]] = {
     "reset() begins again at the weights": check_reset,
     "detach() leaves no hook, and the average as it is": check_detach,
 }
+"""The contracts that `check` checks, by what each promises."""
