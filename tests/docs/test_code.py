@@ -92,12 +92,17 @@ def test_blocks_have_kinds_that_are_checked() -> None:
 
 @pytest.mark.parametrize(("page", "line"), LINES, ids=[f"{name(page)}-{line[:40]}" for page, line in LINES])
 def test_a_command_is_understood(page: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(line, page, monkeypatch)
+
+
+def check(line: str, page: Path, patch: pytest.MonkeyPatch) -> None:
+    """Fail if a command of a page cannot be right."""
     words = shlex.split(re.sub(r"\$\(.*?\)", "word", line), comments=True)
     while re.fullmatch(r"\w+=\S*", words[0]):  # PYTHONPATH=src
         words.pop(0)
     program = Path(words[0]).name
     assert program in COMMANDS, f"nothing here says whether {line!r} is right"
-    CHECKS[program](words[1:], page, monkeypatch)
+    CHECKS[program](words[1:], page, patch)
 
 
 def check_torchbelay(words: list[str], page: Path, patch: pytest.MonkeyPatch) -> None:
@@ -151,6 +156,73 @@ CHECKS = {
 }
 
 
-def test_every_page_is_under_docs_or_at_the_top() -> None:
-    assert {page.parent for page in PAGES} >= {ROOT, DOCS}
-    assert len(LINES) > 20
+# The checks themselves ------------------------------------------------------------------------------------------------
+
+SAMPLE = """# Title
+
+```python
+x = 1
+```
+
+<!-- not run: it needs a GPU -->
+```py
+y = 2
+```
+
+```console
+$ torchbelay explain --decay 0.9
+an output
+```
+
+- In a list:
+
+  ```bash
+  make test \\
+    PYTHON=python3
+  # a comment
+  ```
+
+Indented:
+
+    torchrun --nproc-per-node 2 train.py
+    w1' = w1 + u
+
+```text
+make nothing
+```
+"""
+
+
+def test_blocks_and_commands_of_a_page_are_found() -> None:
+    found = blocks(SAMPLE)
+    assert [block.kind for block in found] == ["python", "py", "console", "bash", "text"]
+    assert [block.not_run for block in found] == [None, "it needs a GPU", None, None, None]
+    assert found[0].text == "x = 1\n"
+    assert [" ".join(line.split()) for line in commands(SAMPLE)] == [
+        "torchbelay explain --decay 0.9",
+        "make test PYTHON=python3",
+        "torchrun --nproc-per-node 2 train.py",
+    ]
+    assert indented(SAMPLE) == ["torchrun --nproc-per-node 2 train.py\nw1' = w1 + u\n"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchbelay explode --k 1",
+        "torchbelay explain --spring 1",
+        "make nothing",
+        "pip install 'torchbelay[nothing]'",
+        "python nothing.py",
+        "torchrun nothing.py",
+        "rm -r folder",
+    ],
+)
+def test_a_command_that_is_wrong_is_noticed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check(line, ROOT / "docs" / "methods.md", monkeypatch)
+
+
+def test_there_are_commands_in_the_documents() -> None:
+    assert {page.parent for page, _ in LINES} >= {ROOT, DOCS}
+    assert {line.split()[0] for _, line in LINES} >= {"torchbelay", "torchrun", "make", "pip"}
