@@ -30,6 +30,7 @@ RUN_BY = {
     "docs/checkpoints.md": "test_checkpoints.py",
     "docs/deepspeed.md": "test_deepspeed.py",
     "docs/diffusers.md": "test_diffusers.py",
+    "docs/how-to/": "test_guides.py",
     "docs/identify.md": "test_identify.py",
     "docs/lightning.md": "test_lightning.py",
     "docs/methods.md": "test_methods.py",
@@ -37,11 +38,13 @@ RUN_BY = {
     "docs/optimizers.md": "test_optimizers.py",
     "docs/real-training.md": "test_real_training.py",
     "docs/scale.md": "test_scale.py",
+    "docs/start.md": "test_start.py",
     "docs/teachers.md": "test_teachers.py",
     "docs/theory.md": "test_theory.py",
     "docs/timm.md": "test_recipes.py",
     "docs/torchtitan.md": "test_recipes.py",
     "docs/transformers.md": "test_transformers.py",
+    "docs/which-method.md": "test_which_method.py",
     "docs/workers.md": "test_workers.py",
 }
 WITH_PYTHON = [page for page in PAGES if any(block.kind in ("python", "py") for block in blocks(read(page)))]

@@ -1,27 +1,21 @@
 """README's code runs as it is printed, and its numbers are those that were measured."""
 
-import importlib.util
 import json
 import re
 import tomllib
 import warnings
+from collections.abc import Callable
 from functools import partial
-from statistics import fmean
-from types import ModuleType
 
 import pytest
 import torch
 
 import torchbelay as tb
-from helpers import kept_records
+from helpers import kept_records, measured
 from helpers.root import ROOT
-from torchbelay.lab.arms import EQUAL
 from torchbelay.lab.claims import CLAIMS
 from torchbelay.lab.claims.verdict import judge_claim
-from torchbelay.lab.score.analysis import FAILED, StudyResults, compare_fids
-from torchbelay.lab.score.comparison import format_ratio
 from torchbelay.lab.score.effects import WAYS, effects
-from torchbelay.lab.score.sign import ratios_to_zero
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 _BEFORE, _, _REST = README.partition("## What else")
@@ -29,16 +23,6 @@ _INSIDE, _, _AFTER = _REST.partition("\n## ")
 BLOCKS = re.findall(r"```python\n(.*?)```", _BEFORE + _AFTER, re.S)
 TRAINERS = re.findall(r"```python\n(.*?)```", _INSIDE, re.S)
 ATTACH = re.compile(r"^belay = tb\.Belay\(.*\).*\n", re.M)
-
-
-def load_report() -> ModuleType:
-    """Return benchmarks/report.py as a module."""
-    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
-    assert spec is not None
-    assert spec.loader is not None
-    report = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(report)
-    return report
 
 
 def row(use: str) -> str:
@@ -159,7 +143,7 @@ def test_it_counts_the_methods() -> None:
 
 @pytest.mark.parametrize("document", ["README.md", "docs/performance.md"])
 def test_the_tables_say_what_was_measured(document: str) -> None:
-    report = load_report()
+    report = measured.load_report()
     text = (ROOT / document).read_text(encoding="utf-8")
     assert ROOT / document in report.DOCUMENTS
     assert text.count("<!-- from ") == text.count("<!-- end -->") > 0
@@ -168,80 +152,22 @@ def test_the_tables_say_what_was_measured(document: str) -> None:
     assert report.filled(text, dict.fromkeys(parts, "")) != text  # and the tables are found
 
 
-def fids(part: str, arm: str, study: str, lr: float) -> dict[int, float]:
-    """Return the FID of every seed of an arm, whose average is meant."""
-    return {
-        line["seed"]: line["fid"]
-        for line in kept_records.lines(part)
-        if line["kind"] == "fid" and (line["study"], line["arm"], line["lr"], line["weights"]) == (study, arm, lr, "w2")
-    }
+@pytest.mark.parametrize(
+    ("use", "sentence"),
+    [
+        ("tb.methods.ema(0.999)", measured.ema_beside_belay),
+        ('spectators={"short": tb.methods.ema(0.99), …}', measured.several_averages),
+        ("tb.methods.swa()", measured.swa),
+        ("tb.methods.centred(theta=-0.5, rate=1/200)", measured.repelling),
+        ("tb.Spring(k=1.0, m1=2000.0, m2=500.0)", measured.belay),
+    ],
+)
+def test_a_row_says_what_was_measured(use: str, sentence: Callable[[], str]) -> None:
+    assert row(use) == sentence()
 
 
-def test_the_row_of_ema() -> None:
-    ema, belay = (fmean(fids("mnist", arm, "table1", 3e-4).values()) for arm in (EQUAL, "BELAY"))
-    (decay,) = {
-        f"{1 - line['rate']:g}".lstrip("0")
-        for line in kept_records.lines("mnist")
-        if line["kind"] == "run" and line["arm"] == EQUAL
-    }
-    expected = f"MNIST, FID at learning rate 3e-4 (lower is better): EMA of decay {decay} {ema:.1f}, BELAY {belay:.1f}."
-    assert row("tb.methods.ema(0.999)") == expected
-
-
-def test_the_row_of_several_averages() -> None:
-    result = json.loads(load_report().RESULT.read_text())["scaling"]["averages"]["4"]
-    one, four = (result[name]["wall"]["median"] for name in ("4 in one pass", "4 one after the other"))
-    expected = f"Four averages in one pass take {one / four:.2f} of the time of four passes."
-    assert row('spectators={"short": tb.methods.ema(0.99), …}') == expected
-
-
-def test_the_row_of_swa() -> None:
-    model = torch.nn.Linear(3, 2).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, tb.methods.swa(), start=20)
-    visited = []
-    for x in torch.randn(50, 4, 3, dtype=torch.float64):
-        optimizer.zero_grad()
-        model(x).square().sum().backward()
-        optimizer.step()
-        visited.append(model.weight.detach().clone())
-    error = (belay.average_state_dict()["weight"] - torch.stack(visited[20:]).mean(0)).abs().max()
-    assert float(error) < 1e-14
-    assert row("tb.methods.swa()") == "Equal to the mean of the visited weights to 1e-14, in float64."
-
-
-def test_the_row_of_a_spring_that_repels() -> None:
-    runs = [line for line in kept_records.lines("sign") if line["kind"] == "run" and line["lr"] == 0.012]
-
-    def lost(theta: float) -> str:
-        losses = [run["final"]["w2"]["test"] for run in runs if run["theta"] == theta]
-        return f"{sum(loss is None or loss > FAILED for loss in losses)} of {len(losses)}"
-
-    assert {run["rate"] for run in runs} == {1 / 200}
-    signs = StudyResults(kept_records.lines("sign"), "sign")
-    p = ratios_to_zero(signs, 0.012)[-0.5].p_loses_fewer
-    lines = kept_records.lines("cifar10")
-    study = StudyResults(lines, "cifar10")
-    price, fid = study.compare("θ −0.5", EQUAL, 1e-3), compare_fids(lines, study, "θ −0.5", EQUAL, 1e-3)
-    assert price.above
-    assert fid.above
-    expected = (
-        f"MNIST at learning rate 0.012: {lost(-0.5)} runs lost, EMA {lost(0.0)} (p = {p:.2g}). "
-        f"CIFAR-10: {price.point:.3f} times EMA's loss, {fid.point:.3g} times its FID."
-    )
-    assert row("tb.methods.centred(theta=-0.5, rate=1/200)") == expected
-
-
-def test_the_row_of_belay_has_the_three_ways_in_their_order() -> None:
+def test_the_three_ways_of_comparing_have_this_order() -> None:
     assert WAYS == ("equal nominal rate", "equal effective rate", "each one's best")
-    ratios = []
-    for part, study in (("mnist", "table1"), ("cifar10", "cifar10")):
-        (found,) = [each for each in effects(kept_records.lines(part), (study,)) if each.quantity == "FID"]
-        ratios.append(", ".join(format_ratio(way[0].point or 0.0) for way in found.ways))
-    assert row("tb.Spring(k=1.0, m1=2000.0, m2=500.0)") == (
-        f"FID ÷ EMA's at equal nominal rate, at equal effective rate, at each one's best: MNIST {ratios[0]}; "
-        f"CIFAR-10 {ratios[1]}."
-    )
 
 
 def test_belay_beats_ema_in_no_run_of_images() -> None:

@@ -1,0 +1,52 @@
+"""docs/which-method.md is followed word by word, and what it says was measured is what the records say.
+
+`PYTHONPATH=src:tests python tests/docs/test_which_method.py` fills in the measurements anew.
+"""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+import torchbelay as tb
+from helpers import guide, measured
+from helpers.root import ROOT
+
+PATH = ROOT / "docs" / "which-method.md"
+PAGE = PATH.read_text(encoding="utf-8")
+MARKED = re.compile(r"<!-- measured: (\w+) -->.*?<!-- /measured -->")
+
+
+def filled(page: str) -> str:
+    """Return the page with every measurement as the records have it."""
+    return MARKED.sub(
+        lambda found: f"<!-- measured: {found[1]} -->{getattr(measured, found[1])()}<!-- /measured -->", page
+    )
+
+
+def test_the_table_says_what_was_measured() -> None:
+    assert len(MARKED.findall(PAGE)) == 6
+    assert filled(PAGE) == PAGE, "fill it in with: PYTHONPATH=src:tests python tests/docs/test_which_method.py"
+
+
+@pytest.mark.thorough
+def test_the_page_can_be_followed_word_by_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tb.BelayWarning)
+        guide.follow(PAGE, tmp_path, PATH.name)
+
+
+def test_every_row_of_the_table_ends_in_code() -> None:
+    sections = {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): text
+        for title, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M)
+    }
+    targets = re.findall(r"^\| [^|]+ \| \[[^]]+\]\(#([\w-]+)\) \|", PAGE, re.M)
+    assert len(targets) == 10
+    assert all("```python" in sections[target] for target in targets)
+
+
+if __name__ == "__main__":
+    PATH.write_text(filled(PAGE), encoding="utf-8")
