@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # These trace lines by sys.settrace, which takes coverage's own tracer off and leaves it confused.
 TRACING := tests/behaviour/test_events.py tests/behaviour/test_interrupted_step.py tests/behaviour/test_interrupted_swap.py
 
-.PHONY: help setup reproduce quick test test-all soak lint format bench clean
+.PHONY: help setup reproduce quick test test-all soak lint format bench release clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -57,5 +57,12 @@ format: setup ## let ruff rewrite the code
 bench: setup ## time averaging side by side
 	$(BIN)/python benchmarks/averaging.py
 
+release: ## build the sdist and the wheel into dist/ and check them, with tools in an environment of their own
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip install --quiet --constraint constraints.txt build hatchling twine
+	rm -rf dist
+	$(VENV)-release/bin/python -m build --no-isolation
+	$(VENV)-release/bin/python -m twine check --strict dist/*
+
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VENV)-release .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -10,9 +10,7 @@ from torchbelay.cli import main
 
 PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
 PAIRS = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.S)
-SECTIONS = {
-    title: text for title, text in re.findall(r"^### (.*?)\n(.*?)(?=^##|\Z)", PAGE, re.S | re.M)
-}  # failures, by their titles
+SECTIONS = dict(re.findall(r"^### (.*?)\n(.*?)(?=^##|\Z)", PAGE, re.S | re.M))  # failures, by their titles
 ROWS = {
     cells[0]: cells[1:]
     for line in PAGE.splitlines()
