@@ -19,7 +19,8 @@ import yaml
 from helpers.root import ROOT
 from torchbelay import __version__
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, BUILD = SETTINGS["project"], SETTINGS["tool"]["hatch"]["build"]["targets"]
 LARGEST = 3_000_000  # bytes of the wheel
 
 
@@ -80,8 +81,14 @@ def test_the_wheel_holds_the_package_its_licence_and_nothing_else(wheel: zipfile
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert "torchbelay/py.typed" in files
-    assert files <= code(wheel)
-    assert all(name.startswith("torchbelay/explorer/") for name in code(wheel) - files)  # the page, from docs
+    added = BUILD["wheel"].get("force-include", {})  # what lives elsewhere in the repository
+    for folder, place in added.items():
+        files |= {
+            f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file()
+        }
+    assert code(wheel) == files
     about = {name.partition("/")[2] for name in wheel.namelist()} - {name.partition("/")[2] for name in code(wheel)}
     assert about == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
 
