@@ -65,11 +65,16 @@ def code(wheel: zipfile.ZipFile) -> set[str]:
 def test_the_sdist_is_the_repository(sdist: tarfile.TarFile) -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("only a clone knows which files are the repository's")
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    expected = {name for name in listed if name and (ROOT / name).is_file()}
-    found = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
-    assert found - {"PKG-INFO"} == expected
+    found = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()} - {"PKG-INFO"}
+    tracked = listed("--cached")
+    assert {name for name in tracked if (ROOT / name).is_file()} - found == set()
+    assert found - tracked - listed("--others", "--exclude-standard") == set()
+
+
+def listed(*which: str) -> set[str]:
+    """Return files of the clone that git knows, tracked ones or new ones."""
+    command = ["git", "ls-files", "-z", *which]
+    return {*subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")} - {""}
 
 
 @pytest.mark.slow
