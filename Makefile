@@ -38,6 +38,14 @@ test: setup ## all tests but the slow ones, with coverage; about 15 minutes on 2
 test-all: test ## `make test`, then the slow ones: several processes, a browser, kills and a small soak
 	$(PYTEST) -m slow tests
 
+.PHONY: release
+release: ## build the sdist and the wheel into dist/ and check them, with tools in an environment of their own
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip install --quiet --constraint constraints.txt build hatchling twine
+	rm -rf dist
+	$(VENV)-release/bin/python -m build --no-isolation
+	$(VENV)-release/bin/python -m twine check --strict dist/*
+
 soak: setup ## an hour of trouble: 10,000 steps with faults, 50 kills, 5,000 damaged checkpoints, 10,000 runs of random events, exceptions at every line, new examples of properties
 	TORCHBELAY_SOAK_STEPS=10000 TORCHBELAY_KILLS=50 TORCHBELAY_FUZZ=5000 TORCHBELAY_EVENTS=10000 TORCHBELAY_LINES=1 \
 		$(PYTEST) --durations=5 tests/behaviour/test_soak.py tests/behaviour/test_kill.py \
@@ -66,4 +74,5 @@ bench: setup ## time averaging side by side
 	$(BIN)/python benchmarks/averaging.py
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage .cache build site
+	rm -rf $(VENV) $(VENV)-release .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage \
+		.cache build site

@@ -41,6 +41,13 @@ def meta() -> nn.Module:
     return nn.Linear(3, 1, device="meta")
 
 
+def partitioned(model: nn.Module) -> nn.Module:
+    """Return a model as DeepSpeed's ZeRO-3 leaves it between two uses."""
+    for p in model.parameters():
+        p.ds_numel, p.data = p.numel(), torch.empty(0)
+    return model
+
+
 CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "no module": (lambda m, o: tb.Belay(3, o, EMA), TypeError, "model=int is not a torch.nn.Module"),
     "no optimizer": (lambda m, o: tb.Belay(m, "adam", EMA), TypeError, "optimizer=str .* before_step"),
@@ -103,6 +110,11 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
         lambda m, o: tb.Belay(n := meta(), torch.optim.SGD(n.parameters()), EMA),
         ValueError,
         "meta device; materialise",
+    ),
+    "a model of ZeRO-3": (
+        lambda m, o: tb.Belay(n := partitioned(mlp()), torch.optim.SGD(n.parameters()), EMA),
+        ValueError,
+        r"parameter '0.weight' holds 0 of its 15 weights.*torchbelay.integrations.deepspeed.attach",
     ),
     "unknown option": (lambda m, o: tb.Belay(m, o, EMA, evry=3), TypeError, "evry"),
     "every = 0": (lambda m, o: tb.Belay(m, o, EMA, every=0), ValueError, "every=0 .* every ≥ 1"),

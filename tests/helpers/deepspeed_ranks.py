@@ -626,6 +626,8 @@ def what_cannot_be_averaged_is_refused(folder: Path) -> None:
     run.engine.has_moe_layers = True
     with pytest.raises(ValueError, match="engine uses MoE layers"):
         attach(run.engine, EMA)
+    with pytest.raises(ValueError, match=r"holds 0 of its \d+ weights.*ZeRO-3 has partitioned it"):
+        tb.Belay(Run(3).engine.module, None, EMA)  # there, the module's parameters are empty between two uses
 
 
 if __name__ == "__main__":

@@ -115,4 +115,9 @@ class Parameters:
                 f"parameter {names[id(p)]!r} is on the meta device; materialise the model (to_empty, then load or "
                 "initialise) before averaging it"
             )
+        if (whole := getattr(p, "ds_numel", p.numel())) != p.numel():
+            raise ValueError(
+                f"parameter {names[id(p)]!r} holds {p.numel()} of its {whole} weights: DeepSpeed's ZeRO-3 has "
+                "partitioned it; give the engine to torchbelay.integrations.deepspeed.attach"
+            )
         return names[id(p)]
