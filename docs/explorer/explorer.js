@@ -1545,7 +1545,7 @@ function setSlider(element, { now, low, high, text }) {
 // The stage: two masses, a spring and a paper tape -----------------------------------------------------------------
 // The tape runs downwards below the masses and keeps where they have been.
 
-const STAGE = { margin: 44, rail1: 40, rail2: 92, tape: 132, speed: 64, reach: 1, stride: 0.25 };
+const STAGE = { margin: 48, rail1: 46, rail2: 122, tape: 166, speed: 64, reach: 1, stride: 0.25 };
 const REST = 0.004; // of the stage: masses that are this near to each other, and stay, are at rest
 
 const scene = { body: null, before: null, shown: [0, 0], held: null, due: 0, tape: [], clock: 0, rate: 60, lost: false };
@@ -1579,8 +1579,17 @@ function stepBody(body) {
   const noise = byId("stage-noise").checked ? (Math.random() - 0.5) * state.curvature : 0;
   const gradient = byId("stage-push").checked ? state.curvature * body.w1 + noise : 0;
   next.mean = state.momentum * body.mean + (1 - state.momentum) * gradient;
-  moveOne(next, moverOf(state, body.step), -state.lr * next.mean);
+  moveOne(next, stageMover(body.step), -state.lr * next.mean);
   return next;
+}
+
+const mover = { state: null, step: 0, found: null };
+
+/** Return the motion of a step; most methods have the same at every step, and it is not computed again. */
+function stageMover(step) {
+  const varies = ["lookahead", "schedule-free"].includes(state.mode);
+  if (mover.state !== state || (varies && mover.step !== step)) Object.assign(mover, { state, step, found: moverOf(state, step) });
+  return mover.found;
 }
 
 /** Show as many steps per second as make the motion neither a blur nor a standstill. */
@@ -1728,7 +1737,7 @@ function makeStageMotion() {
 
 /** Return how large a mass is drawn: the less of the distance it moves per step, the heavier it is. */
 function massRadius(share) {
-  return share === 0 ? 25 : clamp(11 + 4 * Math.log10(1 / Math.abs(share)), 11, 24);
+  return share === 0 ? 29 : clamp(14 + 4.5 * Math.log10(1 / Math.abs(share)), 14, 28);
 }
 
 function drawMasses(scale) {
@@ -1740,7 +1749,7 @@ function drawMasses(scale) {
     setAttributes(byId(`stage-rail${i + 1}`), { d: `M${low} ${y}H${high}`, class: "grid" });
     drawMass(i + 1, places[i], y, massRadius(i ? b : a), i ? b : a);
   });
-  drawCoil(places, rails);
+  drawCoil(places, rails, [massRadius(a), massRadius(b)]);
   drawForces(places, rails, [a, b]);
   drawMinimum(scale);
 }
@@ -1759,15 +1768,15 @@ function drawMass(which, x, y, radius, share) {
 }
 
 /** Draw the coil as an even zigzag between the two rims. */
-function drawCoil([x1, x2], [y1, y2]) {
-  const turns = 18;
+function drawCoil([x1, x2], [y1, y2], [radius1, radius2]) {
+  const turns = 16;
   const length = Math.hypot(x2 - x1, y2 - y1);
   const [along, across] = [[(x2 - x1) / length, (y2 - y1) / length], [-(y2 - y1) / length, (x2 - x1) / length]];
-  const [start, end] = [26, length - 26];
+  const [start, end] = [radius1, length - radius2];
   let path = "";
   for (let i = 0; i <= turns; i++) {
-    const at = i === 0 ? Math.min(14, start) : i === turns ? Math.max(length - 14, end) : mix(start, end, (i - 0.5) / (turns - 1));
-    const off = i === 0 || i === turns ? 0 : i % 2 ? 6 : -6;
+    const at = mix(start, end, i === 0 ? 0 : i === turns ? 1 : 0.1 + (0.8 * (i - 0.5)) / (turns - 1));
+    const off = i === 0 || i === turns ? 0 : i % 2 ? 7 : -7;
     path += `${i ? "L" : "M"}${(x1 + along[0] * at + across[0] * off).toFixed(1)} ${(y1 + along[1] * at + across[1] * off).toFixed(1)}`;
   }
   const repels = current.coupling.a < 0;
@@ -1826,7 +1835,7 @@ const SETTINGS = {
   k: { label: "k", words: "stiffness", low: 1e-3, high: 100, log: true, mode: "spring" },
   m1: { label: "m1", words: "mass of the weights", low: 0.1, high: 1e5, log: true, mode: "spring", endless: true },
   m2: { label: "m2", words: "mass of the average", low: 0.1, high: 1e5, log: true, mode: "spring" },
-  damping: { label: "δ", words: "damping, 1 is no velocity", low: 1e-3, high: 1, log: true, mode: "spring" },
+  damping: { label: "δ", words: "damping", low: 1e-3, high: 1, log: true, mode: "spring" },
   theta: { label: "θ", words: "pull ÷ follow", low: -0.99, high: 3, mode: "centred" },
   c: { label: "c", words: "averaging rate", low: 1e-4, high: 0.99, log: true, mode: "centred" },
   every: { label: "K", words: "steps in a round", low: 1, high: 50, whole: true, mode: "lookahead" },
@@ -1840,7 +1849,7 @@ const SETTINGS = {
 };
 const FIELDSETS = [
   ["The spring", ["k", "m1", "m2", "damping"]],
-  ["The same as one pull and one rate", ["theta", "c"]],
+  ["Its pull and its rate", ["theta", "c"]],
   ["The method", ["every", "alpha", "mu", "step"]],
   ["The optimizer and the loss", ["lr", "momentum", "curvature"]],
 ];
@@ -1867,6 +1876,7 @@ function buildControls() {
     group.append(legend, ...keys.map((key) => makeControl(key)));
     byId("controls").append(group);
   }
+  byId("theta").closest("fieldset").append(makeFollow());
   const why = document.createElement("p");
   Object.assign(why, { id: "why", className: "why" });
   why.setAttribute("role", "alert");
@@ -1900,6 +1910,24 @@ function makeControl(key, prefix = "") {
   return box;
 }
 
+/** Return the choice of what the average follows: the weights before the step, or those that the optimizer stepped. */
+function makeFollow() {
+  const label = document.createElement("label");
+  label.className = "check";
+  const box = document.createElement("input");
+  Object.assign(box, { type: "checkbox", id: "follow" });
+  box.addEventListener("change", () => update({ follow: box.checked ? "after" : "before" }));
+  label.append(box, "w2 follows the stepped weights");
+  return label;
+}
+
+function renderFollow() {
+  const box = byId("follow");
+  box.checked = state.follow === "after";
+  box.disabled = current.hasVelocity;
+  box.parentElement.hidden = !["spring", "centred"].includes(state.mode);
+}
+
 /** Let the arrows up and down change a typed number by one position of its slider. */
 function nudge(event, key, field) {
   const step = { ArrowUp: 1, ArrowDown: -1 }[event.key];
@@ -1915,7 +1943,8 @@ function change(key, value, source = null) {
   const mode = SETTINGS[key].mode;
   const changes = { [key]: value };
   if (mode === "spring") changes.mode = "spring";
-  if (key === "damping" && value < 1) changes.follow = "before"; // velocities follow the weights before the step
+  const damping = key === "damping" ? value : state.damping;
+  if (mode === "spring" && damping < 1) changes.follow = "before"; // with velocities there is no other
   if (mode === "centred" && state.mode !== "centred") Object.assign(changes, asCentred(), { [key]: value });
   update(changes, source);
 }
@@ -1962,6 +1991,7 @@ function renderControls() {
     box.hidden = isForeign(setting);
   }
   sources.clear();
+  renderFollow();
   for (const group of byId("controls").querySelectorAll("fieldset")) {
     group.hidden = [...group.querySelectorAll(".control")].every((box) => box.hidden);
   }
@@ -2005,12 +2035,12 @@ const isNear = (a, b) => a === b || (typeof a === "number" && Math.abs(a - b) <=
 
 function renderNumbers() {
   const rows = [
-    ["effective learning rate", show(current.effectiveLr), `${show(current.effectiveLrScale, 4)} × η`],
+    ["effective rate", show(current.effectiveLr), `${show(current.effectiveLrScale, 4)} × η`],
     ["half-life", current.halfLife === null ? "–" : show(current.halfLife), current.halfLife === null ? `rounds of ${state.every} steps` : "steps"],
     ["regime", current.regime, current.hasVelocity ? "with velocities" : "positions only"],
     ["θ, and its floor", current.theta === null ? "–" : show(current.theta), `floor ${current.thetaFloor === null ? "–" : show(current.thetaFloor)}`],
     ["edge of stability", show(current.maxStableLr), `η at h = ${show(state.curvature)}`],
-    ["noise of the average", show(current.noise), "× that of SGD"],
+    ["noise left", show(current.noise), "× that of SGD"],
   ];
   const bad = new Set([current.regime === "unstable" && 2, current.theta < current.thetaFloor && 3, !current.isStable && 4, !current.isStable && 5]);
   const list = byId("numbers");
@@ -2182,10 +2212,12 @@ function buildLocus() {
   makeDraggable(plane, plane, { move: dragRoots });
 }
 
+const rootWords = (count) => (count === 1 ? "the root lies" : count === 2 ? "both roots lie" : `all ${count} roots lie`);
+
 function sayLocus() {
   const { isStable, radius, maxStableCurvature: edge } = current;
   const verdict = isStable
-    ? `all ${show(current.eigenvalues.length)} roots lie inside the unit circle, and errors shrink to ${show(radius, 4)} of themselves per step`
+    ? `${rootWords(current.eigenvalues.length)} inside the unit circle, and errors shrink to ${show(radius, 4)} of themselves per step`
     : `a root lies at ${show(radius, 4)}, outside the unit circle, and errors grow`;
   const where = edge > 0 && edge < Infinity ? ` The edge of stability (◇) is at h = ${show(edge)}.` : "";
   setText(byId("locus-text"), `At curvature h = ${show(state.curvature)}, ${verdict}.${where} Drag a root or the handle.`);
@@ -2455,7 +2487,20 @@ function drawContour() {
   context.drawImage(contourImage(raceFunction()), 0, 0, width, height);
   const { x, y } = planeScales();
   drawCross(context, x(0), y(0));
+  drawPlaneTicks(context, x, y, height);
 }
+
+/** Write a few coordinates along the edges of the plane, inside it. */
+function drawPlaneTicks(context, x, y, height) {
+  context.font = canvasFont();
+  context.fillStyle = colours.quiet;
+  context.textAlign = "center";
+  for (const value of roundTicks(x.domain, 5).slice(1, -1)) context.fillText(show(value), x(value), height - 7);
+  context.textAlign = "left";
+  for (const value of roundTicks(y.domain, 5).slice(1, -1)) context.fillText(show(value), 7, y(value) + 4);
+}
+
+const canvasFont = () => getComputedStyle(document.body).font.replace(/[\d.]+px/, "12px");
 
 function contourImage(loss) {
   const n = RACE.contour;
@@ -2515,6 +2560,7 @@ function drawPiece(context, lane, place, from, to, { thickness, opacity, travell
   context.globalAlpha = opacity;
   context.lineWidth = thickness;
   context.lineJoin = "round";
+  context.lineCap = lane.dashed ? "butt" : "round"; // pieces of a solid line must not show where they meet
   context.setLineDash(lane.dashed ? [6, 4] : []);
   context.lineDashOffset = travelled[which];
   context.beginPath();
@@ -2576,7 +2622,7 @@ function drawLossAxes() {
   const { context, width, height } = fitCanvas(byId("losses"));
   context.clearRect(0, 0, width, height);
   const { x, y } = lossScales();
-  context.font = getComputedStyle(document.body).font.replace(/[\d.]+px/, "12px");
+  context.font = canvasFont();
   context.fillStyle = colours.quiet;
   context.strokeStyle = colours.faint;
   context.lineWidth = 1;
@@ -2671,8 +2717,8 @@ function drawLanes() {
 const hasArrived = (path) => path.arrived !== null && race.at >= path.arrived && race.at > 0;
 
 function laneWords(path) {
-  if (race.at >= path.lost) return `diverged, step ${path.lost}`;
-  return hasArrived(path) ? `below 1%, step ${path.arrived}` : "";
+  if (race.at >= path.lost) return `diverged at ${path.lost}`;
+  return hasArrived(path) ? `below 1% at ${path.arrived}` : "";
 }
 
 function setText(node, text) {
