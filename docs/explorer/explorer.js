@@ -1333,7 +1333,7 @@ function tickText(value, log) {
 }
 
 /** Return a plot on an SVG: scales, and axes that are drawn anew only if they changed. */
-function makePlot(svg, { x, y, margin = [8, 12, 34, 46] }) {
+function makePlot(svg, { x, y, margin = [26, 12, 34, 46] }) {
   const { width, height } = svg.getBoundingClientRect();
   const [top, right, bottom, left] = margin;
   const plot = {
@@ -1369,7 +1369,7 @@ function drawAxes(plot, x, y, [left, right, top, bottom]) {
   }
   draw("path", { class: "axis", d: `M${left} ${top}V${bottom}H${right}` }, axes);
   if (x.label) draw("text", { x: (left + right) / 2, y: bottom + 31, "text-anchor": "middle", text: x.label }, axes);
-  if (y.label) draw("text", { x: left + 6, y: top + 10, text: y.label }, axes);
+  if (y.label) draw("text", { x: 4, y: top - 14, text: y.label }, axes);
 }
 
 /** Return the group of that name in an SVG, made at first use: groups lie above each other in the order of use. */
@@ -2105,7 +2105,10 @@ function squareAxes(svg) {
 
 function sampleLocus(edge) {
   const middle = edge > 0 && edge < Infinity ? edge : state.curvature;
-  locus.curvatures = [...logSpace(middle * 1e-4, middle, 140), ...logSpace(middle * 1.0001, middle * 8, 70)];
+  const even = Array.from({ length: 180 }, (_, i) => (middle * (i + 1)) / 180); // branches turn sharply near the edge
+  const slow = logSpace(middle * 1e-4, middle, 80);
+  const beyond = logSpace(middle * 1.0001, middle * 8, 80);
+  locus.curvatures = [...even, ...slow, ...beyond].sort((a, b) => a - b);
   locus.roots = rootLocus(state, locus.curvatures);
 }
 
@@ -2299,7 +2302,7 @@ function sayNoise({ here, ema, critical }) {
   const best = critical.findLast((point) => point.speed <= here.speed * 1.001);
   const ratio = best ? here.noise / best.noise : NaN;
   const slower = here.speed < ema[0].speed || !best;
-  const compared = slower || here.speed > critical.at(-1).speed * 1.01 ? "" : `, ${show(ratio)} times the least that is possible at this speed (theorem 3)`;
+  const compared = slower || here.speed > critical.at(-1).speed * 1.01 ? "" : `, ${ratio < 1.02 ? "" : `${show(ratio)} times `}the least that is possible at this speed (theorem 3)`;
   setText(byId("noise-text"), `The dot is this setting: a step removes ${show(here.speed * 100)}% of the error, and the average keeps ${show(here.noise)} of the variance of SGD's weights${compared}.`);
 }
 
@@ -2324,8 +2327,8 @@ function renderImpulse() {
 }
 
 function impulseLength() {
-  const memory = current.halfLife ?? 3 * state.every;
-  return clamp(Math.ceil((Number.isFinite(memory) ? memory : 100) * 7), 16, 4000);
+  if (current.halfLife === null) return 4 * state.every;
+  return clamp(Math.ceil((Number.isFinite(current.halfLife) ? current.halfLife : 100) * 7), 16, 4000);
 }
 
 /** Draw how much each step of the past counts in the average, as a shade behind the curves, its largest at half height. */
