@@ -1369,3 +1369,1706 @@ if (typeof document !== "undefined") {
 }
 
 // ---- Page --------------------------------------------------------------------------------------------------------------
+// Everything below draws and listens. It holds no formula: numbers come from the functions above, colours from the
+// style sheet. Figures are SVG, so that text stays text and handles can have the focus; what moves at every frame of the
+// race is drawn on canvases, piece by piece.
+
+const SVG = "http://www.w3.org/2000/svg";
+const byId = (id) => document.getElementById(id);
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+const mix = (a, b, share) => a + (b - a) * share;
+
+// Words and numbers ------------------------------------------------------------------------------------------------
+
+/** Return a number as text of about `digits` digits, with a real minus sign. */
+function show(value, digits = 3) {
+  if (Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) {
+    const [mantissa, power] = value.toExponential(Math.max(0, digits - 2)).split("e");
+    return `${mantissa.replace(/\.0+$/, "")}e${power.replace("+", "")}`.replaceAll("-", "−");
+  }
+  const text = size >= 1000 ? Math.round(value).toString() : Number(value.toPrecision(digits)).toString();
+  return text.replace("-", "−");
+}
+
+/** Return the number of a text that a person typed, or NaN. */
+function readNumber(text) {
+  const plain = text.trim().replaceAll("−", "-").replace(",", ".");
+  if (/^[+]?(inf|infinity|∞)$/i.test(plain)) return Infinity;
+  return plain === "" ? NaN : Number(plain);
+}
+
+const steps = (count) => `${show(count)} ${show(count) === "1" ? "step" : "steps"}`;
+
+// Drawing: scales, axes, curves ------------------------------------------------------------------------------------
+
+/** Return an SVG element with attributes, appended to its parent. */
+function draw(name, attributes, parent) {
+  const node = document.createElementNS(SVG, name);
+  setAttributes(node, attributes);
+  parent?.append(node);
+  return node;
+}
+
+function setAttributes(node, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "text") node.textContent = value;
+    else node.setAttribute(name, value);
+  }
+}
+
+/** Return a function from a domain to pixels, with its inverse; both logarithmic if asked. */
+function makeScale([low, high], [start, end], log = false) {
+  const into = log ? Math.log : (value) => value;
+  const back = log ? Math.exp : (value) => value;
+  const [from, to] = [into(low), into(high)];
+  const scale = (value) => start + ((into(value) - from) / (to - from)) * (end - start);
+  scale.invert = (pixel) => back(from + ((pixel - start) / (end - start)) * (to - from));
+  scale.domain = [low, high];
+  scale.log = log;
+  return scale;
+}
+
+/** Return round numbers inside a domain, at most about `count` of them. */
+function roundTicks([low, high], count, log) {
+  if (log) return logTicks(low, high, count);
+  const rough = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+  return found.map((value) => Number(value.toPrecision(12)));
+}
+
+function logTicks(low, high, count) {
+  const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+  const stride = Math.max(1, Math.ceil((last - first + 1) / count));
+  const found = [];
+  for (let power = first; power <= last; power += stride) found.push(10 ** power);
+  if (found.length >= 3) return found;
+  const finer = [1, 2, 5].flatMap((each) => [first - 1, ...found.map(Math.log10), last].map((p) => each * 10 ** p));
+  return [...new Set(finer)].filter((value) => value >= low * 0.999 && value <= high * 1.001).sort((a, b) => a - b);
+}
+
+/** Return the text of a tick: powers of ten as such, since a long row of zeros cannot be read. */
+function tickText(value, log) {
+  if (!log || (value > 0.00999 && value < 9999)) return show(value);
+  const power = Math.round(Math.log10(value));
+  const digits = [...String(power)].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
+  return Math.abs(value / 10 ** power - 1) < 1e-6 ? `10${digits}` : show(value);
+}
+
+/** Return a plot on an SVG: scales, and axes that are drawn anew only if they changed. */
+function makePlot(svg, { x, y, margin = [8, 12, 34, 46] }) {
+  const { width, height } = svg.getBoundingClientRect();
+  const [top, right, bottom, left] = margin;
+  const plot = {
+    svg,
+    width,
+    height,
+    x: makeScale(x.domain, [left, Math.max(left + 1, width - right)], x.log),
+    y: makeScale(y.domain, [Math.max(top + 1, height - bottom), top], y.log),
+  };
+  const key = JSON.stringify([width, height, x, y]);
+  if (svg.dataset.key !== key) {
+    svg.dataset.key = key;
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    layer(svg, "axes").replaceChildren();
+    drawAxes(plot, x, y, [left, width - right, top, height - bottom]);
+  }
+  return plot;
+}
+
+function drawAxes(plot, x, y, [left, right, top, bottom]) {
+  const axes = layer(plot.svg, "axes");
+  const across = x.ticks ?? roundTicks(x.domain, Math.max(2, (right - left) / 64), x.log);
+  const up = y.ticks ?? roundTicks(y.domain, Math.max(2, (bottom - top) / 42), y.log);
+  for (const [i, value] of across.entries()) {
+    const at = plot.x(value);
+    draw("path", { class: "grid", d: `M${at} ${top}V${bottom}` }, axes);
+    draw("text", { x: at, y: bottom + 15, "text-anchor": "middle", text: x.names?.[i] ?? tickText(value, x.log) }, axes);
+  }
+  for (const value of up) {
+    const at = plot.y(value);
+    draw("path", { class: "grid", d: `M${left} ${at}H${right}` }, axes);
+    draw("text", { x: left - 6, y: at + 4, "text-anchor": "end", text: tickText(value, y.log) }, axes);
+  }
+  draw("path", { class: "axis", d: `M${left} ${top}V${bottom}H${right}` }, axes);
+  if (x.label) draw("text", { x: (left + right) / 2, y: bottom + 31, "text-anchor": "middle", text: x.label }, axes);
+  if (y.label) draw("text", { x: left + 6, y: top + 10, text: y.label }, axes);
+}
+
+/** Return the group of that name in an SVG, made at first use: groups lie above each other in the order of use. */
+function layer(svg, name) {
+  return svg.querySelector(`:scope > g[data-layer="${name}"]`) ?? draw("g", { "data-layer": name }, svg);
+}
+
+/** Return the element of that name in a plot, made at first use, with new attributes. */
+function mark(plot, name, kind, attributes, where = "marks") {
+  const parent = layer(plot.svg, where);
+  const node = parent.querySelector(`:scope > [data-name="${name}"]`) ?? draw(kind, { "data-name": name }, parent);
+  setAttributes(node, attributes);
+  return node;
+}
+
+/** Return the path through points [x, y] of a plot; a point that is not finite interrupts it. */
+function pathOf(plot, points) {
+  let path = "";
+  let pen = "M";
+  for (const [x, y] of points) {
+    const [across, up] = [plot.x(x), plot.y(y)];
+    if (!Number.isFinite(across) || !Number.isFinite(up)) {
+      pen = "M";
+      continue;
+    }
+    path += `${pen}${across.toFixed(1)} ${clamp(up, -1e4, 1e4).toFixed(1)}`;
+    pen = "L";
+  }
+  return path;
+}
+
+/** Draw a curve by name, clipped to the frame of its plot. */
+function curve(plot, name, points, { colour, width = 2, dash = "", opacity = 1 }) {
+  const clip = clipOf(plot);
+  const style = `stroke:${colour};stroke-width:${width};stroke-dasharray:${dash || "none"};opacity:${opacity}`;
+  return mark(plot, name, "path", { class: "curve", d: pathOf(plot, points), style, "clip-path": clip }, "curves");
+}
+
+function clipOf(plot) {
+  const id = `${plot.svg.id}-clip`;
+  if (!byId(id)) draw("rect", {}, draw("clipPath", { id }, draw("defs", {}, plot.svg)));
+  const [left, right] = plot.x.domain.map(plot.x);
+  const [bottom, top] = plot.y.domain.map(plot.y);
+  setAttributes(byId(id).firstChild, { x: left, y: top, width: right - left, height: bottom - top });
+  return `url(#${id})`;
+}
+
+// Frames -----------------------------------------------------------------------------------------------------------
+
+const stillness = typeof matchMedia === "function" ? matchMedia("(prefers-reduced-motion: reduce)") : null;
+
+/** Return a function that calls `work` once soon, however often it is called itself. */
+function once(work) {
+  let waiting = false;
+  const run = () => {
+    waiting = false;
+    work();
+  };
+  return () => {
+    if (waiting) return;
+    waiting = true;
+    // Readers who ask for stillness get no frames at all: a change is drawn at the end of its own event.
+    if (stillness.matches) queueMicrotask(run);
+    else requestAnimationFrame(run);
+  };
+}
+
+/** Return an animation that calls `advance(seconds)` per frame until it returns false; it never runs in stillness. */
+function makeMotion(advance) {
+  const motion = { running: false, start, stop };
+  let last = 0;
+  let ticket = 0;
+  function frame(now) {
+    const seconds = Math.min(0.1, (now - last) / 1000); // after a pause in the background, not one great leap
+    last = now;
+    if (advance(seconds)) ticket = requestAnimationFrame(frame);
+    else motion.running = false;
+  }
+  function start() {
+    if (motion.running || stillness.matches) return;
+    motion.running = true;
+    last = performance.now();
+    ticket = requestAnimationFrame(frame);
+  }
+  function stop() {
+    motion.running = false;
+    cancelAnimationFrame(ticket);
+  }
+  return motion;
+}
+
+/** Return a canvas's context in CSS pixels, with its size; the bitmap follows the screen's pixels. */
+function fitCanvas(canvas) {
+  const { width, height } = canvas.getBoundingClientRect();
+  const ratio = Math.min(3, devicePixelRatio || 1);
+  const size = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return { context, width, height };
+}
+
+/** Return the colours of the style sheet as they are now, light or dark: a canvas cannot read variables. */
+function readColours(names) {
+  const probe = document.createElement("span");
+  document.body.append(probe);
+  const found = {};
+  for (const name of names) {
+    probe.style.color = `var(--${name})`;
+    found[name] = getComputedStyle(probe).color;
+  }
+  probe.remove();
+  return found;
+}
+const COLOURS = ["paper", "raised", "ink", "quiet", "line", "faint", "control", "belay", "ema", "plain", "coil", "bad"];
+let colours = {};
+
+// Handles ----------------------------------------------------------------------------------------------------------
+
+/** Let an element be dragged: `move(x, y)` gets pixels relative to `frame`. */
+function makeDraggable(element, frame, { start = () => {}, move, end = () => {} }) {
+  const place = (event) => {
+    const box = frame.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  };
+  element.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    event.preventDefault(); // no selection of text, no scrolling
+    element.setPointerCapture(event.pointerId);
+    element.focus?.({ preventScroll: true });
+    start(...place(event));
+    move(...place(event));
+  });
+  element.addEventListener("pointermove", (event) => {
+    if (element.hasPointerCapture(event.pointerId)) move(...place(event));
+  });
+  for (const name of ["pointerup", "pointercancel"]) {
+    element.addEventListener(name, (event) => {
+      if (!element.hasPointerCapture(event.pointerId)) return;
+      element.releasePointerCapture(event.pointerId);
+      end();
+    });
+  }
+}
+
+const ARROWS = {
+  ArrowLeft: [-1, 0],
+  ArrowRight: [1, 0],
+  ArrowDown: [0, -1],
+  ArrowUp: [0, 1],
+  PageDown: [0, -10],
+  PageUp: [0, 10],
+};
+
+/** Let arrow keys move a handle: `move(across, up, event)` gets whole steps, ten with Shift; Home and End go to `ends`. */
+function makeKeyable(element, move, ends) {
+  element.addEventListener("keydown", (event) => {
+    const times = event.shiftKey ? 10 : 1;
+    if (ARROWS[event.key]) move(...ARROWS[event.key].map((each) => each * times));
+    else if (ends && event.key === "Home") ends(0);
+    else if (ends && event.key === "End") ends(1);
+    else return;
+    event.preventDefault();
+  });
+}
+
+/** Tell a handle's value to those who do not see it. */
+function setSlider(element, { now, low, high, text }) {
+  const attributes = { "aria-valuenow": now, "aria-valuemin": low, "aria-valuemax": high, "aria-valuetext": text };
+  setAttributes(element, attributes);
+}
+
+// The stage: two masses, a spring and a paper tape -----------------------------------------------------------------
+// The tape runs downwards below the masses and keeps where they have been.
+
+const STAGE = { margin: 44, rail1: 40, rail2: 92, tape: 132, speed: 64, reach: 1, stride: 0.25 };
+const REST = 0.004; // of the stage: masses that are this near to each other, and stay, are at rest
+
+const scene = { body: null, before: null, shown: [0, 0], held: null, due: 0, tape: [], clock: 0, rate: 60, lost: false };
+let stageMotion;
+
+function stageScale() {
+  const { width } = byId("stage").getBoundingClientRect();
+  return makeScale([-STAGE.reach, STAGE.reach], [STAGE.margin, Math.max(STAGE.margin + 1, width - STAGE.margin)]);
+}
+
+/** Pull the weights away from their average, as far as looks good. */
+function pluck() {
+  scene.body = makeBody(0.62, -0.38);
+  scene.before = scene.body;
+  Object.assign(scene, { shown: [0.62, -0.38], due: 0, lost: false });
+}
+
+/** Pluck the spring and let it swing. */
+function startStage() {
+  pluck();
+  runStage(true);
+}
+
+function makeBody(w1, w2) {
+  return { w1, w2, v1: 0, v2: 0, mean: 0, step: state.mode === "schedule-free" ? state.step : 1 };
+}
+
+/** Return the pair after one step of the method, on a parabola of curvature h if the gradient is on. */
+function stepBody(body) {
+  const next = { ...body, step: body.step + 1 };
+  const noise = byId("stage-noise").checked ? (Math.random() - 0.5) * state.curvature : 0;
+  const gradient = byId("stage-push").checked ? state.curvature * body.w1 + noise : 0;
+  next.mean = state.momentum * body.mean + (1 - state.momentum) * gradient;
+  moveOne(next, moverOf(state, body.step), -state.lr * next.mean);
+  return next;
+}
+
+/** Show as many steps per second as make the motion neither a blur nor a standstill. */
+function setStageRate() {
+  const memory = current.halfLife ?? state.every;
+  const descent = byId("stage-push").checked && current.isStable ? Math.log(0.5) / Math.log(current.radius) : 0;
+  const slowest = Math.max(Number.isFinite(memory) ? memory : 1, Number.isFinite(descent) ? descent : 1);
+  scene.rate = Number(clamp(slowest / 0.5, 4, 20000).toPrecision(1));
+}
+
+/** Advance the spring by a time, in slices of a frame, so that the tape is even. */
+function advanceStage(seconds) {
+  const slices = Math.max(1, Math.round(seconds * 60));
+  for (let i = 0; i < slices && !scene.lost; i++) advanceSlice(seconds / slices);
+  drawStage();
+  return !scene.lost && !isAtRest();
+}
+
+function advanceSlice(seconds) {
+  scene.due += seconds * scene.rate;
+  for (; scene.due >= 1; scene.due--) {
+    scene.before = scene.body;
+    scene.body = hold(stepBody(scene.body));
+  }
+  const share = scene.rate < 60 ? scene.due : 1; // few steps per second: glide from one to the next
+  scene.shown = [0, 1].map((i) => mix(placesOf(scene.before)[i], placesOf(scene.body)[i], share));
+  scene.clock += seconds;
+  scene.tape.push([scene.clock, ...scene.shown]);
+  scene.lost = !scene.shown.every((place) => Math.abs(place) < 1e3);
+}
+
+/** Keep the mass that a hand holds at its place, without velocity. */
+function hold(body) {
+  if (!scene.held) return body;
+  const { which, place } = scene.held;
+  return { ...body, [`w${which}`]: place, [`v${which}`]: 0 };
+}
+
+const placesOf = ({ w1, w2 }) => [w1, w2];
+
+function isAtRest() {
+  if (scene.held || byId("stage-noise").checked) return false;
+  const recent = scene.tape.slice(-40).flatMap(([, first, second]) => [first, second]);
+  const apart = Math.abs(scene.shown[0] - scene.shown[1]);
+  const spread = (i) => {
+    const own = recent.filter((_, at) => at % 2 === i);
+    return Math.max(...own) - Math.min(...own);
+  };
+  return scene.tape.length >= 40 && spread(0) < REST && spread(1) < REST && (apart < 2 * REST || scene.rate < 1e-9);
+}
+
+function drawStage() {
+  const scale = stageScale();
+  drawMasses(scale);
+  drawTape(scale);
+  drawStageWords();
+}
+
+function buildStage() {
+  const svg = byId("stage");
+  for (const name of ["rail1", "rail2", "zero", "coil", "arrow1", "arrow2"]) draw("path", { id: `stage-${name}` }, svg);
+  draw("text", { id: "stage-zero-text", "text-anchor": "middle", text: "minimum" }, svg);
+  for (const which of [1, 2]) buildMass(svg, which);
+  makeStageMotion();
+  byId("stage-run").addEventListener("click", () => runStage(!stageMotion.running));
+  byId("stage-pluck").addEventListener("click", () => (stillness.matches ? showPluck() : startStage()));
+  byId("stage-step").addEventListener("click", () => {
+    runStage(false);
+    advanceStage(stageStride() / scene.rate);
+  });
+  for (const id of ["stage-push", "stage-noise"]) byId(id).addEventListener("change", changeForce);
+}
+
+function showPluck() {
+  pluck();
+  drawStage();
+}
+
+/** Noise comes with gradients: without them there is nothing that it could disturb. */
+function changeForce(event) {
+  if (event.target.id === "stage-noise" && event.target.checked) byId("stage-push").checked = true;
+  if (event.target.id === "stage-push" && !event.target.checked) byId("stage-noise").checked = false;
+  setStageRate();
+  drawStage();
+  if (!stillness.matches) runStage(true);
+}
+
+function buildMass(svg, which) {
+  const words = which === 1 ? "The weights w1" : "The average w2";
+  const group = draw("g", { id: `mass${which}`, class: "grab", role: "slider", tabindex: 0, "aria-label": words }, svg);
+  draw("circle", { class: "halo" }, group);
+  draw("circle", { class: "body" }, group);
+  draw("circle", { class: "hit" }, group);
+  draw("text", { "text-anchor": "middle", y: 4, text: `w${which}` }, group);
+  const move = (place) => moveMass(which, place);
+  makeDraggable(group, svg, {
+    move: (x) => move(stageScale().invert(x)),
+    end: () => release(),
+  });
+  makeKeyable(group, (across, up) => {
+    move(scene.shown[which - 1] + 0.02 * (across + up));
+    release();
+  });
+}
+
+function moveMass(which, place) {
+  const at = clamp(place, -1.1 * STAGE.reach, 1.1 * STAGE.reach);
+  scene.held = { which, place: at };
+  scene.body = hold(scene.body);
+  scene.before = scene.body;
+  scene.shown[which - 1] = at;
+  scene.lost = false;
+  if (stillness.matches) drawStage();
+  else runStage(true);
+}
+
+function release() {
+  scene.held = null;
+}
+
+function runStage(running) {
+  if (running) stageMotion.start();
+  else stageMotion.stop();
+  drawStageButtons();
+}
+
+function drawStageButtons() {
+  const running = Boolean(stageMotion?.running);
+  const button = byId("stage-run");
+  if (button.textContent !== (running ? "Pause" : "Run")) button.textContent = running ? "Pause" : "Run";
+  button.hidden = stillness.matches;
+  const stride = stageStride();
+  byId("stage-step").textContent = stride === 1 ? "Step" : `${show(stride)} steps`;
+}
+
+const stageStride = () => Math.max(1, Math.round(scene.rate * STAGE.stride));
+
+function makeStageMotion() {
+  stageMotion = makeMotion((seconds) => {
+    const goesOn = advanceStage(seconds);
+    if (!goesOn) queueMicrotask(drawStageButtons);
+    return goesOn;
+  });
+}
+
+/** Return how large a mass is drawn: the less of the distance it moves per step, the heavier it is. */
+function massRadius(share) {
+  return share === 0 ? 25 : clamp(11 + 4 * Math.log10(1 / Math.abs(share)), 11, 24);
+}
+
+function drawMasses(scale) {
+  const { a, b } = current.coupling;
+  const places = scene.shown.map((place) => clamp(scale(place), 8, scale(STAGE.reach) + STAGE.margin - 8));
+  const rails = [STAGE.rail1, STAGE.rail2];
+  const [low, high] = [scale(-STAGE.reach), scale(STAGE.reach)];
+  rails.forEach((y, i) => {
+    setAttributes(byId(`stage-rail${i + 1}`), { d: `M${low} ${y}H${high}`, class: "grid" });
+    drawMass(i + 1, places[i], y, massRadius(i ? b : a), i ? b : a);
+  });
+  drawCoil(places, rails);
+  drawForces(places, rails, [a, b]);
+  drawMinimum(scale);
+}
+
+function drawMass(which, x, y, radius, share) {
+  const group = byId(`mass${which}`);
+  const colour = which === 1 ? "var(--plain)" : "var(--belay)";
+  const [halo, body, hit] = group.querySelectorAll("circle");
+  group.setAttribute("transform", `translate(${x.toFixed(1)} ${y})`);
+  setAttributes(halo, { r: radius + 5 });
+  setAttributes(hit, { r: Math.max(22, radius) });
+  const still = share === 0 ? "4 3" : "none"; // a mass that the spring cannot move has a broken outline
+  setAttributes(body, { r: radius, style: `fill:var(--raised);stroke:${colour};stroke-width:3;stroke-dasharray:${still}` });
+  const place = scene.shown[which - 1];
+  setSlider(group, { now: place.toFixed(3), low: -1, high: 1, text: show(Number(place.toFixed(2))) });
+}
+
+/** Draw the coil as an even zigzag between the two rims. */
+function drawCoil([x1, x2], [y1, y2]) {
+  const turns = 18;
+  const length = Math.hypot(x2 - x1, y2 - y1);
+  const [along, across] = [[(x2 - x1) / length, (y2 - y1) / length], [-(y2 - y1) / length, (x2 - x1) / length]];
+  const [start, end] = [26, length - 26];
+  let path = "";
+  for (let i = 0; i <= turns; i++) {
+    const at = i === 0 ? Math.min(14, start) : i === turns ? Math.max(length - 14, end) : mix(start, end, (i - 0.5) / (turns - 1));
+    const off = i === 0 || i === turns ? 0 : i % 2 ? 6 : -6;
+    path += `${i ? "L" : "M"}${(x1 + along[0] * at + across[0] * off).toFixed(1)} ${(y1 + along[1] * at + across[1] * off).toFixed(1)}`;
+  }
+  const repels = current.coupling.a < 0;
+  const style = `stroke:var(--coil);stroke-width:1.5;stroke-dasharray:${repels ? "3 3" : "none"}`;
+  setAttributes(byId("stage-coil"), { d: path, class: "curve", style });
+}
+
+/** Draw the pull on each mass as an arrow along its rail: the heavier mass has the shorter one. */
+function drawForces([x1, x2], [y1, y2], [a, b]) {
+  const unit = 0.3 / Math.max(Math.abs(a), Math.abs(b), 1e-12);
+  const arrow = (x, y, pull) => (Math.abs(pull) < 3 ? "" : `M${x} ${y}h${pull}m${-5 * Math.sign(pull)} -4l${5 * Math.sign(pull)} 4l${-5 * Math.sign(pull)} 4`);
+  const style = "stroke:var(--coil);stroke-width:1.5";
+  const above = massRadius(a) + 9;
+  const below = massRadius(b) + 9;
+  setAttributes(byId("stage-arrow1"), { d: arrow(x1, y1 - above, (x2 - x1) * a * unit), class: "curve", style });
+  setAttributes(byId("stage-arrow2"), { d: arrow(x2, y2 + below, (x1 - x2) * b * unit), class: "curve", style });
+}
+
+function drawMinimum(scale) {
+  const shown = byId("stage-push").checked;
+  const { height } = byId("stage").getBoundingClientRect();
+  setAttributes(byId("stage-zero"), { d: shown ? `M${scale(0)} 14V${height}` : "", class: "axis", style: "stroke-dasharray:2 4" });
+  setAttributes(byId("stage-zero-text"), { x: scale(0), y: 11, visibility: shown ? "visible" : "hidden" });
+}
+
+function drawTape(scale) {
+  const { context, width, height } = fitCanvas(byId("tape"));
+  context.clearRect(0, 0, width, height);
+  const oldest = scene.clock - (height - STAGE.tape) / STAGE.speed;
+  while (scene.tape.length > 2 && scene.tape[1][0] < oldest) scene.tape.shift();
+  context.lineJoin = "round";
+  for (const [index, colour, thickness] of [[1, colours.plain, 1.25], [2, colours.belay, 2.75]]) {
+    context.beginPath();
+    for (const entry of scene.tape) context.lineTo(scale(entry[index]), STAGE.tape + (scene.clock - entry[0]) * STAGE.speed);
+    context.strokeStyle = colour;
+    context.lineWidth = thickness;
+    context.stroke();
+  }
+}
+
+function drawStageWords() {
+  const { a, b } = current.coupling;
+  const kind = a > 0 ? "pulls the weights back" : a < 0 ? "pushes the weights away" : "leaves the weights alone";
+  const share = a === 0 ? "" : ` by ${show(Math.abs(a) * 100)}% of the distance per step`;
+  const follows = b === 0 ? "The average stays at its place" : `The average follows by ${show(b * 100)}%`;
+  const words = scene.lost ? "The pair has left the stage: pluck it again, or lower the learning rate." : `The spring ${kind}${share}. ${follows}. Shown: ${show(scene.rate)} steps per second.`;
+  if (byId("stage-text").textContent !== words) byId("stage-text").textContent = words;
+}
+
+// The state and its settings ---------------------------------------------------------------------------------------
+
+let state = null; // the setting that is shown; always one without a problem
+let current = null; // what follows from it: analyze(state)
+
+const SETTINGS = {
+  k: { label: "k", words: "stiffness", low: 1e-3, high: 100, log: true, mode: "spring" },
+  m1: { label: "m1", words: "mass of the weights", low: 0.1, high: 1e5, log: true, mode: "spring", endless: true },
+  m2: { label: "m2", words: "mass of the average", low: 0.1, high: 1e5, log: true, mode: "spring" },
+  damping: { label: "δ", words: "damping, 1 is no velocity", low: 1e-3, high: 1, log: true, mode: "spring" },
+  theta: { label: "θ", words: "pull ÷ follow", low: -0.99, high: 3, mode: "centred" },
+  c: { label: "c", words: "averaging rate", low: 1e-4, high: 0.99, log: true, mode: "centred" },
+  every: { label: "K", words: "steps in a round", low: 1, high: 50, whole: true, mode: "lookahead" },
+  alpha: { label: "α", words: "share of the way", low: 0.01, high: 1, mode: "lookahead" },
+  mu: { label: "β", words: "momentum of the method", low: 0, high: 0.99, mode: "momentum" },
+  step: { label: "t", words: "step that is shown", low: 2, high: 1e4, log: true, whole: true, mode: "schedule-free" },
+  lr: { label: "η", words: "learning rate", low: 1e-5, high: 10, log: true },
+  momentum: { label: "β1", words: "inner momentum", low: 0, high: 0.99 },
+  curvature: { label: "h", words: "curvature", low: 1e-2, high: 1e4, log: true },
+  speed: { label: "", words: "steps per second", low: 1, high: 2000, log: true },
+};
+const FIELDSETS = [
+  ["The spring", ["k", "m1", "m2", "damping"]],
+  ["The same as one pull and one rate", ["theta", "c"]],
+  ["The method", ["every", "alpha", "mu", "step"]],
+  ["The optimizer and the loss", ["lr", "momentum", "curvature"]],
+];
+const TURNS = 1000; // positions of a slider
+
+/** Return the value at a position 0 to 1 of a slider, rounded to what a person would type. */
+function valueAtShare(setting, share) {
+  const { low, high, log, whole, endless } = setting;
+  if (endless && share >= 1) return Infinity;
+  const exact = log ? low * (high / low) ** share : mix(low, high, share);
+  return whole ? Math.round(exact) : Number(log ? exact.toPrecision(3) : exact.toFixed(3));
+}
+
+function shareOfValue({ low, high, log }, value) {
+  if (value === Infinity) return 1;
+  return clamp(log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low), 0, 1);
+}
+
+function buildControls() {
+  for (const [words, keys] of FIELDSETS) {
+    const group = document.createElement("fieldset");
+    const legend = document.createElement("legend");
+    legend.textContent = words;
+    group.append(legend, ...keys.map((key) => makeControl(key)));
+    byId("controls").append(group);
+  }
+  const why = document.createElement("p");
+  Object.assign(why, { id: "why", className: "why" });
+  why.setAttribute("role", "alert");
+  byId("controls").append(why);
+  byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  byId("race-sliders").append(makeControl("lr", "race-"), makeControl("speed", "race-"));
+}
+
+/** Return a label, a field and a slider of one setting; a setting may have several of them on the page. */
+function makeControl(key, prefix = "") {
+  const setting = SETTINGS[key];
+  const box = document.createElement("div");
+  Object.assign(box, { className: "control" });
+  box.dataset.key = key;
+  const label = document.createElement("label");
+  const symbol = document.createElement("b");
+  const words = document.createElement("i");
+  symbol.textContent = setting.label;
+  words.textContent = setting.label ? ` ${setting.words}` : setting.words;
+  label.append(symbol, words);
+  const field = document.createElement("input");
+  Object.assign(field, { type: "text", inputMode: "decimal", id: `${prefix}${key}`, spellcheck: false });
+  label.htmlFor = field.id;
+  const slider = document.createElement("input");
+  Object.assign(slider, { type: "range", min: 0, max: TURNS, id: `${prefix}${key}-slider` });
+  slider.setAttribute("aria-label", `${setting.label} ${setting.words}`.trim());
+  slider.addEventListener("input", () => change(key, valueAtShare(setting, slider.value / TURNS), slider));
+  field.addEventListener("change", () => change(key, readNumber(field.value), field));
+  field.addEventListener("keydown", (event) => nudge(event, key, field));
+  box.append(label, field, slider);
+  return box;
+}
+
+/** Let the arrows up and down change a typed number by one position of its slider. */
+function nudge(event, key, field) {
+  const step = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const setting = SETTINGS[key];
+  const share = shareOfValue(setting, readNumber(field.value)) + (step * (event.shiftKey ? 50 : 5)) / TURNS;
+  change(key, valueAtShare(setting, clamp(share, 0, 1)));
+}
+
+/** Change one setting; what belongs to another kind of method changes the method with it. */
+function change(key, value, source = null) {
+  const mode = SETTINGS[key].mode;
+  const changes = { [key]: value };
+  if (mode === "spring") changes.mode = "spring";
+  if (key === "damping" && value < 1) changes.follow = "before"; // velocities follow the weights before the step
+  if (mode === "centred" && state.mode !== "centred") Object.assign(changes, asCentred(), { [key]: value });
+  update(changes, source);
+}
+
+/** Return the setting that is shown as one pull θ and one rate c. */
+function asCentred() {
+  const { theta, c } = centredOf(state) ?? state;
+  const usable = theta > -1 && c > 0 && c < 1;
+  const follow = state.mode === "spring" ? state.follow : "after";
+  return { mode: "centred", follow, ...(usable ? { theta, c } : {}) };
+}
+
+/** Take over changes of the state if they have no problem; else say what the problem is. */
+function update(changes, source = null) {
+  const next = { ...state, ...changes };
+  const words = problem(next);
+  setText(byId("why"), words ?? "");
+  for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+  if (words) {
+    source?.setAttribute("aria-invalid", "true");
+    return;
+  }
+  const races = RACERS.some((key) => next[key] !== state[key]);
+  state = next;
+  current = analyze(state);
+  sources.add(source);
+  renderSoon();
+  if (races) rerunRaceSoon();
+  writeAddressLater();
+}
+const sources = new Set(); // sliders that are moved right now: they are where the hand is, and are not set back
+const RACERS = ["mode", "k", "m1", "m2", "damping", "follow", "theta", "c", "every", "alpha", "mu", "lr", "momentum", "fn", "x", "y", "seed"];
+
+function renderControls() {
+  const derived = centredOf(state);
+  for (const box of document.querySelectorAll(".control")) {
+    const setting = SETTINGS[box.dataset.key];
+    const value = derived && setting.mode === "centred" ? derived[box.dataset.key] : state[box.dataset.key];
+    const [field, slider] = box.querySelectorAll("input");
+    if (document.activeElement !== field || !sources.has(field)) field.value = show(value, 4).replace("−", "-");
+    if (!sources.has(slider)) slider.value = Math.round(TURNS * shareOfValue(setting, value));
+    slider.setAttribute("aria-valuetext", show(value, 4));
+    box.classList.toggle("off", isIdle(setting));
+    box.hidden = isForeign(setting);
+  }
+  sources.clear();
+  for (const group of byId("controls").querySelectorAll("fieldset")) {
+    group.hidden = [...group.querySelectorAll(".control")].every((box) => box.hidden);
+  }
+}
+
+/** Whether a setting does not act at present: moving it changes the method. */
+function isIdle({ mode }) {
+  return mode === "spring" && state.mode !== "spring";
+}
+
+/** Whether a setting belongs to a method that is not shown. */
+function isForeign({ mode }) {
+  if (mode === "momentum") return !["nesterov", "schedule-free"].includes(state.mode);
+  return ["lookahead", "schedule-free"].includes(mode) && mode !== state.mode;
+}
+
+function buildPresets() {
+  for (const { id, label } of PRESETS) {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", textContent: label });
+    button.dataset.preset = id;
+    button.addEventListener("click", () => {
+      update(withPreset(state, id));
+      if (!stillness.matches) startStage();
+    });
+    byId("presets").append(button);
+  }
+}
+
+function renderPresets() {
+  for (const button of byId("presets").children) {
+    const wanted = withPreset(state, button.dataset.preset);
+    const same = Object.keys(wanted).every((key) => isNear(wanted[key], state[key]));
+    button.setAttribute("aria-pressed", same);
+  }
+}
+
+const isNear = (a, b) => a === b || (typeof a === "number" && Math.abs(a - b) <= 1e-9 * Math.abs(a));
+
+// Numbers ----------------------------------------------------------------------------------------------------------
+
+function renderNumbers() {
+  const rows = [
+    ["effective learning rate", show(current.effectiveLr), `${show(current.effectiveLrScale, 4)} × η`],
+    ["half-life", current.halfLife === null ? "–" : show(current.halfLife), current.halfLife === null ? `rounds of ${state.every} steps` : "steps"],
+    ["regime", current.regime, current.hasVelocity ? "with velocities" : "positions only"],
+    ["θ, and its floor", current.theta === null ? "–" : show(current.theta), `floor ${current.thetaFloor === null ? "–" : show(current.thetaFloor)}`],
+    ["edge of stability", show(current.maxStableLr), `η at h = ${show(state.curvature)}`],
+    ["noise of the average", show(current.noise), "× that of SGD"],
+  ];
+  const bad = new Set([current.regime === "unstable" && 2, current.theta < current.thetaFloor && 3, !current.isStable && 4, !current.isStable && 5]);
+  const list = byId("numbers");
+  while (list.children.length < rows.length) list.append(numberCell());
+  rows.forEach(([words, value, unit], i) => {
+    const [term, number, more] = list.children[i].children;
+    setText(term, words);
+    setText(number, value);
+    setText(more, unit);
+    list.children[i].classList.toggle("bad", bad.has(i));
+  });
+  setText(byId("sentence"), current.explanation);
+}
+
+function numberCell() {
+  const cell = document.createElement("div");
+  const more = document.createElement("dd");
+  more.className = "more";
+  cell.append(document.createElement("dt"), document.createElement("dd"), more);
+  return cell;
+}
+
+// Figures ----------------------------------------------------------------------------------------------------------
+
+/** Return `count` numbers from low to high, evenly in their logarithm. */
+function logSpace(low, high, count) {
+  return Array.from({ length: count }, (_, i) => low * (high / low) ** (i / (count - 1)));
+}
+
+const THIN = { colour: "var(--plain)", width: 1.25 };
+const THICK = { colour: "var(--belay)", width: 2.75 };
+
+// Root locus: the eigenvalues of a step in the complex plane, while the curvature grows.
+
+const locus = { curvatures: [], roots: [] };
+
+function renderLocus() {
+  const plot = makePlot(byId("locus"), squareAxes(byId("locus")));
+  const edge = current.maxStableCurvature;
+  sampleLocus(edge);
+  drawUnitCircle(plot);
+  const branches = followBranches(locus.roots);
+  const inside = locus.curvatures.findIndex((h) => h >= edge);
+  const last = inside < 0 ? locus.curvatures.length - 1 : inside;
+  for (let i = 0; i < 5; i++) {
+    const branch = branches[i] ?? [];
+    curve(plot, `stable${i}`, branch.slice(0, last + 1), { colour: "var(--ink)", width: 1.75 });
+    curve(plot, `unstable${i}`, branch.slice(last), { colour: "var(--bad)", width: 1.5, dash: "3 4" });
+  }
+  drawRoots(plot, "edge", edge > 0 && edge < Infinity ? eigenvalues(state, edge) : [], "diamond");
+  drawRoots(plot, "here", current.eigenvalues, "circle");
+}
+
+/** Return axes with the unit circle in view and equal scales. */
+function squareAxes(svg) {
+  const { width, height } = svg.getBoundingClientRect();
+  const unit = Math.min((width - 48) / 2.9, (height - 30) / 2.5);
+  const [across, up] = [(width - 48) / unit / 2, (height - 30) / unit / 2];
+  const x = { domain: [-0.2 - across, -0.2 + across], ticks: [-1, 0, 1] };
+  return { x, y: { domain: [-up, up], ticks: [-1, 0, 1] }, margin: [6, 12, 24, 36] };
+}
+
+function sampleLocus(edge) {
+  const middle = edge > 0 && edge < Infinity ? edge : state.curvature;
+  locus.curvatures = [...logSpace(middle * 1e-4, middle, 140), ...logSpace(middle * 1.0001, middle * 8, 70)];
+  locus.roots = rootLocus(state, locus.curvatures);
+}
+
+/** Join the roots of one curvature to the nearest roots of the next: one branch per root. */
+function followBranches(samples) {
+  const branches = samples[0].map((root) => [root]);
+  for (const roots of samples.slice(1)) {
+    const left = [...roots];
+    for (const branch of branches) {
+      const [x, y] = branch.at(-1);
+      const distances = left.map((root) => Math.hypot(root[0] - x, root[1] - y));
+      const nearest = distances.indexOf(Math.min(...distances));
+      if (nearest >= 0) branch.push(...left.splice(nearest, 1));
+    }
+  }
+  return branches;
+}
+
+function drawUnitCircle(plot) {
+  const [x, y, r] = [plot.x(0), plot.y(0), plot.x(1) - plot.x(0)];
+  mark(plot, "disc", "circle", { cx: x, cy: y, r, style: "fill:var(--stable);stroke:var(--critical);stroke-width:1.25" }, "ground");
+  const [low, high] = plot.y.domain.map(plot.y);
+  mark(plot, "real", "path", { class: "grid", d: `M${plot.x.domain.map(plot.x)[0]} ${y}H${plot.x.domain.map(plot.x)[1]}` }, "ground");
+  mark(plot, "imaginary", "path", { class: "grid", d: `M${x} ${low}V${high}` }, "ground");
+}
+
+function drawRoots(plot, name, roots, shape) {
+  for (let i = 0; i < 5; i++) {
+    const [re, im] = roots[i] ?? [NaN, NaN];
+    const [low, high] = plot.x.domain;
+    const seen = re > low && re < high && Math.abs(im) < plot.y.domain[1];
+    const [x, y] = [plot.x(re), plot.y(im)];
+    const d = !seen ? "" : shape === "circle" ? `M${x - 6} ${y}a6 6 0 1 0 12 0a6 6 0 1 0 -12 0` : `M${x} ${y - 6}l6 6l-6 6l-6 -6z`;
+    const fill = shape === "circle" ? (current.isStable ? "var(--belay)" : "var(--bad)") : "var(--raised)";
+    const style = `fill:${fill};stroke:${shape === "circle" ? "var(--raised)" : "var(--bad)"};stroke-width:1.75`;
+    mark(plot, `${name}${i}`, "path", { d, style }, name);
+  }
+}
+
+/** Set the curvature whose roots lie nearest to a point of the plane. */
+function dragRoots(pixelX, pixelY) {
+  const plot = makePlot(byId("locus"), squareAxes(byId("locus")));
+  const distance = ([re, im]) => Math.hypot(plot.x(re) - pixelX, plot.y(im) - pixelY);
+  let best = [Infinity, state.curvature];
+  locus.roots.forEach((roots, i) => {
+    const nearest = Math.min(...roots.map(distance));
+    if (nearest < best[0]) best = [nearest, locus.curvatures[i]];
+  });
+  setCurvature(best[1]);
+}
+
+function setCurvature(value) {
+  const { low, high } = SETTINGS.curvature;
+  update({ curvature: Number(clamp(value, low, high).toPrecision(3)) });
+}
+
+// The edge: all curvatures on one line, the stable ones shaded; the handle is the curvature.
+
+function edgeAxes() {
+  const { low, high } = SETTINGS.curvature;
+  return { x: { domain: [low, high], log: true }, y: { domain: [0, 1], ticks: [] }, margin: [20, 12, 22, 36] };
+}
+
+function renderEdge() {
+  const plot = makePlot(byId("edge"), edgeAxes());
+  const edge = clamp(current.maxStableCurvature, plot.x.domain[0], plot.x.domain[1]);
+  const [left, to, here] = [plot.x(plot.x.domain[0]), plot.x(edge), plot.x(clamp(state.curvature, ...plot.x.domain))];
+  const [top, bottom] = [plot.y(1), plot.y(0)];
+  mark(plot, "stable", "rect", { x: left, y: top, width: to - left, height: bottom - top, style: "fill:var(--stable)" }, "ground");
+  const inside = current.maxStableCurvature <= plot.x.domain[1];
+  mark(plot, "edge", "path", { d: inside ? `M${to} ${top}V${bottom}` : "", style: "stroke:var(--bad);stroke-width:2" }, "ground");
+  const side = to > (left + plot.x(plot.x.domain[1])) / 2 ? "end" : "start";
+  const words = inside ? `edge ${show(current.maxStableCurvature)}` : "";
+  mark(plot, "words", "text", { x: to, y: top - 4, "text-anchor": side, text: words }, "ground");
+  const handle = byId("curvature-handle") ?? buildCurvatureHandle();
+  layer(plot.svg, "handle").append(handle);
+  handle.setAttribute("transform", `translate(${here} ${(top + bottom) / 2})`);
+  handle.querySelector(".body").style.fill = current.isStable ? "var(--belay)" : "var(--bad)";
+  const [low, high] = plot.x.domain;
+  const verdict = current.isStable ? "stable" : "not stable";
+  setSlider(handle, { now: state.curvature, low, high, text: `${show(state.curvature)}, ${verdict}` });
+}
+
+function buildCurvatureHandle() {
+  const words = "Curvature h of the loss";
+  const handle = draw("g", { id: "curvature-handle", class: "grab", role: "slider", tabindex: 0, "aria-label": words });
+  draw("circle", { class: "halo", r: 12 }, handle);
+  draw("circle", { class: "hit", r: 22 }, handle);
+  draw("circle", { class: "body", r: 8, style: "stroke:var(--raised);stroke-width:2" }, handle);
+  makeKeyable(
+    handle,
+    (across, up) => setCurvature(state.curvature * 1.05 ** (across + up)),
+    (end) => setCurvature(end ? SETTINGS.curvature.high : SETTINGS.curvature.low),
+  );
+  return handle;
+}
+
+function buildLocus() {
+  const strip = byId("edge");
+  const plane = byId("locus");
+  strip.classList.add("grab");
+  plane.classList.add("grab");
+  makeDraggable(strip, strip, { move: (x) => setCurvature(makePlot(strip, edgeAxes()).x.invert(x)) });
+  makeDraggable(plane, plane, { move: dragRoots });
+}
+
+function sayLocus() {
+  const { isStable, radius, maxStableCurvature: edge } = current;
+  const verdict = isStable
+    ? `all ${show(current.eigenvalues.length)} roots lie inside the unit circle, and errors shrink to ${show(radius, 4)} of themselves per step`
+    : `a root lies at ${show(radius, 4)}, outside the unit circle, and errors grow`;
+  const where = edge > 0 && edge < Infinity ? ` The edge of stability (◇) is at h = ${show(edge)}.` : "";
+  setText(byId("locus-text"), `At curvature h = ${show(state.curvature)}, ${verdict}.${where} Drag a root or the handle.`);
+}
+
+// Noise against speed: theorem 3's curve, EMA's, and the setting as a dot.
+
+function renderNoise() {
+  const found = noiseCurves(state, 90);
+  const svg = byId("noise");
+  svg.style.opacity = found ? 1 : 0.25;
+  if (!found) {
+    setText(byId("noise-text"), "Plain SGD is not stable at this learning rate and curvature, so that there is no noise to compare with. Lower η or h.");
+    return;
+  }
+  const plot = makePlot(svg, noiseAxes(found));
+  const pair = ({ speed, noise }) => [speed, noise];
+  curve(plot, "ema", found.ema.map(pair), { colour: "var(--ema)", dash: "7 4" });
+  curve(plot, "critical", found.critical.map(pair), { colour: "var(--critical)" });
+  labelCurve(plot, "ema-words", found.ema, 0.42, "EMA", "var(--ema)", [-10, -8, "end"]);
+  labelCurve(plot, "critical-words", found.critical, 0.5, "critical damping", "var(--critical)", [10, 14, "start"]);
+  drawSgd(plot, found.sgd);
+  drawHere(plot, found.here);
+  sayNoise(found);
+}
+
+function noiseAxes({ ema, critical, sgd, here }) {
+  const all = [...ema, ...critical, sgd];
+  const speeds = all.map((point) => point.speed).filter((speed) => speed > 0);
+  const noises = all.map((point) => point.noise);
+  const shown = here.speed > 0 && Number.isFinite(here.noise);
+  const tall = shown ? clamp(here.noise, 1, 1e4) : 1;
+  const low = shown ? clamp(here.noise, 1e-6, 1) : 1;
+  return {
+    x: { domain: decades(Math.min(...speeds, shown ? here.speed : 1), Math.max(...speeds, shown ? here.speed : 0)), log: true, label: "speed: share of the error that a step removes" },
+    y: { domain: decades(Math.min(...noises, low), Math.max(1, tall)), log: true, label: "variance of w2, SGD's weights = 1" },
+  };
+}
+
+/** Return whole half-decades around a range, so that axes rest while a setting moves. */
+function decades(low, high) {
+  const floor = Math.floor(2 * Math.log10(low) + 0.1) / 2;
+  const ceiling = Math.ceil(2 * Math.log10(high) + 0.3) / 2;
+  return [10 ** floor, 10 ** ceiling];
+}
+
+function labelCurve(plot, name, points, share, text, colour, [dx, dy, anchor]) {
+  const { speed, noise } = points[Math.floor(share * (points.length - 1))] ?? { speed: NaN, noise: NaN };
+  const [x, y] = [plot.x(speed) + dx, plot.y(noise) + dy];
+  const attributes = { "text-anchor": anchor, text, style: `fill:${colour}` };
+  placeMark(plot, name, "text", { x, y }, attributes, "words");
+}
+
+/** Draw a mark at a place, or hide it if the place is not finite. */
+function placeMark(plot, name, kind, place, attributes, where) {
+  const seen = Object.values(place).every(Number.isFinite);
+  const visibility = seen ? "visible" : "hidden";
+  mark(plot, name, kind, { ...(seen ? place : {}), ...attributes, visibility }, where);
+}
+
+function drawSgd(plot, { speed, noise }) {
+  const [x, y] = [plot.x(speed), plot.y(noise)];
+  const seen = Number.isFinite(x);
+  mark(plot, "sgd", "path", { d: seen ? `M${x} ${y - 6}l5.5 10h-11z` : "", style: "fill:var(--plain)" });
+  placeMark(plot, "sgd-words", "text", { x: x - 10, y: y + 4 }, { "text-anchor": "end", text: "SGD" });
+}
+
+function drawHere(plot, { speed, noise }) {
+  const seen = speed > 0 && Number.isFinite(noise) && noise > 0;
+  const place = { cx: seen ? plot.x(speed) : NaN, cy: clamp(plot.y(noise), 4, plot.height) };
+  placeMark(plot, "here", "circle", place, { r: 7, style: "fill:var(--belay);stroke:var(--raised);stroke-width:2" });
+}
+
+function sayNoise({ here, ema, critical }) {
+  if (!(here.speed > 0) || !Number.isFinite(here.noise)) {
+    setText(byId("noise-text"), "This setting is not stable here: its noise has no bound, and it has no dot.");
+    return;
+  }
+  const best = critical.findLast((point) => point.speed <= here.speed * 1.001);
+  const ratio = best ? here.noise / best.noise : NaN;
+  const slower = here.speed < ema[0].speed || !best;
+  const compared = slower || here.speed > critical.at(-1).speed * 1.01 ? "" : `, ${show(ratio)} times the least that is possible at this speed (theorem 3)`;
+  setText(byId("noise-text"), `The dot is this setting: a step removes ${show(here.speed * 100)}% of the error, and the average keeps ${show(here.noise)} of the variance of SGD's weights${compared}.`);
+}
+
+// Impulse response: one unit update at step 0, and what weights and average make of it.
+
+function renderImpulse() {
+  const count = impulseLength();
+  const { w1, w2, weights } = impulseResponse(state, count);
+  const top = Math.max(1, ...w1, ...w2) * 1.06;
+  const bottom = Math.min(0, ...w1, ...w2);
+  const axes = {
+    x: { domain: [0, count], label: "steps since the update" },
+    y: { domain: [bottom < 0 ? bottom * 1.1 : 0, Number(top.toPrecision(2))], label: "position" },
+  };
+  const plot = makePlot(byId("impulse"), axes);
+  drawWeights(plot, weights, count);
+  const points = (values) => [[0, 0], ...values.map((value, i) => [i + 1, value])];
+  curve(plot, "settled", [[0, current.effectiveLrScale], [count, current.effectiveLrScale]], { colour: "var(--control)", width: 1, dash: "2 4" });
+  curve(plot, "w1", points(w1), THIN);
+  curve(plot, "w2", points(w2), THICK);
+  sayImpulse(w1, w2);
+}
+
+function impulseLength() {
+  const memory = current.halfLife ?? 3 * state.every;
+  return clamp(Math.ceil((Number.isFinite(memory) ? memory : 100) * 7), 16, 4000);
+}
+
+/** Draw how much each step of the past counts in the average, as a shade behind the curves, its largest at half height. */
+function drawWeights(plot, weights, count) {
+  const largest = Math.max(...weights.map(Math.abs)) || 1;
+  const unit = plot.y.domain[1] / 2 / largest;
+  const width = (plot.x(1) - plot.x(0)) * (count > 80 ? 1 : 0.7);
+  const zero = plot.y(0);
+  const stride = Math.max(1, Math.floor(weights.length / 400));
+  let path = "";
+  for (let i = 0; i < weights.length; i += stride) {
+    const x = plot.x(i + 0.5) - width / 2;
+    path += `M${x.toFixed(2)} ${zero}V${plot.y(weights[i] * unit).toFixed(1)}h${(width * stride).toFixed(2)}V${zero}z`;
+  }
+  mark(plot, "weights", "path", { d: path, style: "fill:var(--belay);opacity:.16" }, "ground");
+}
+
+function sayImpulse(w1, w2) {
+  const half = current.halfLife;
+  const memory = half === null ? `Weights and average meet every ${state.every} steps` : half === Infinity ? "The average never forgets" : `The distance between weights and average halves every ${steps(half)}`;
+  setText(byId("impulse-text"), `After an update of 1 the weights (thin) are at ${show(w1[0])} and the average (thick) at ${show(w2[0])}; both settle at ${show(current.effectiveLrScale)}. ${memory}. Shade: how much each step of the past counts in the average.`);
+}
+
+// Frequency response: which periods of the path the average lets through.
+
+function renderFrequency() {
+  const omegas = logSpace(2 * Math.PI * 1e-4, Math.PI, 180);
+  const found = frequencyResponse(state, omegas);
+  byId("frequency").style.opacity = found ? 1 : 0.25;
+  if (!found) {
+    setText(byId("frequency-text"), "The steps of Lookahead differ from each other, so that it has no single frequency response.");
+    return;
+  }
+  const all = [...found.w1, ...found.w2].filter((gain) => gain > 0 && Number.isFinite(gain));
+  const axes = {
+    x: { domain: [omegas[0], Math.PI * 1.0001], log: true, ticks: [1e4, 1e3, 100, 10, 2].map((period) => (2 * Math.PI) / period), names: ["10⁴", "1000", "100", "10", "2"], label: "period of a swing, in steps" },
+    y: { domain: decades(Math.max(1e-4, Math.min(...all) * 0.9), Math.max(1, ...all)), log: true, label: "gain" },
+  };
+  const plot = makePlot(byId("frequency"), axes);
+  const points = (gains) => omegas.map((omega, i) => [omega, gains[i]]);
+  curve(plot, "one", [[omegas[0], 1], [Math.PI, 1]], { colour: "var(--control)", width: 1, dash: "2 4" });
+  curve(plot, "w1", points(found.w1), THIN);
+  curve(plot, "w2", points(found.w2), THICK);
+  sayFrequency(omegas, found);
+}
+
+function sayFrequency(omegas, { w1, w2 }) {
+  const at = omegas.findLastIndex((_, i) => w2[i] >= w2[0] / 2);
+  const cut = at >= omegas.length - 1 ? "The average keeps at least half of every swing" : `The average halves swings of ${steps((2 * Math.PI) / omegas[at])}, and damps faster ones more`;
+  setText(byId("frequency-text"), `${cut}. The fastest swing, of 2 steps, is left at ${show(w2.at(-1))} in the average (thick) and at ${show(w1.at(-1))} in the weights (thin).`);
+}
+
+// The race ---------------------------------------------------------------------------------------------------------
+// All paths are computed when the start or a setting changes; a frame only draws the pieces between two steps. The
+// contour is drawn once per function and theme.
+
+const RACE = { steps: 2000, contour: 240, bands: 11, near: 0.01 };
+// The report's colours, in the order of raceLanes: two optimizers for each. The shape of the marker doubles the colour.
+const SIGNS = [["belay", "circle"], ["ema", "square"], ["plain", "triangle"]];
+
+const race = { paths: [], at: 0, due: 0, drawn: 0, hidden: new Set(), travelled: [], domain: [1e-3, 1] };
+let raceMotion;
+
+const raceFunction = () => functionOf(state.fn);
+
+function planeScales() {
+  const { width, height } = byId("plane-frame").getBoundingClientRect();
+  const [left, right, low, high] = raceFunction().box;
+  return { x: makeScale([left, right], [0, width]), y: makeScale([low, high], [height, 0]) };
+}
+
+/** Compute all paths anew, and draw them up to the step that is shown. */
+function rerunRace() {
+  race.paths = runPaths();
+  race.domain = lossDomain();
+  redrawRace();
+  sayRace();
+}
+const rerunRaceSoon = once(rerunRace);
+
+/** Return the path of every lane: points of weights and average, losses, the step of arrival and of divergence. */
+function runPaths() {
+  const { fn, x, y, momentum, seed } = state;
+  const run = createRace({ fn, start: [x, y], lanes: raceLanes(state), momentum, seed });
+  const paths = run.lanes.map(emptyPath);
+  for (let step = 0; step <= RACE.steps; step++) {
+    if (step) run.step();
+    run.lanes.forEach((lane, i) => notePoint(paths[i], lane, step));
+  }
+  for (const path of paths) path.arrived = arrivalOf(path);
+  return paths;
+}
+
+function emptyPath(lane, i) {
+  const [colour, marker] = SIGNS[Math.floor(i / 2)];
+  const points = () => new Float64Array(2 * (RACE.steps + 1));
+  const losses = new Float64Array(RACE.steps + 1);
+  return { name: lane.name, dashed: lane.dashed, colour, marker, w1: points(), w2: lane.w2 && points(), losses, lost: Infinity };
+}
+
+function notePoint(path, lane, step) {
+  if (path.lost < step) return;
+  path.w1.set(lane.w1, 2 * step);
+  path.w2?.set(lane.w2, 2 * step);
+  path.losses[step] = lane.w2 ? lane.loss2 : lane.loss1;
+  if (lane.diverged) path.lost = step;
+}
+
+/** Return the step from which on the loss stays below a hundredth of the first; null if there is none. */
+function arrivalOf({ losses, lost }) {
+  if (lost <= RACE.steps) return null;
+  let step = RACE.steps;
+  while (step >= 0 && losses[step] <= RACE.near * losses[0]) step--;
+  return step === RACE.steps ? null : step + 1;
+}
+
+/** Return the range of losses that the chart shows: what was lost in rounding or in divergence is left out. */
+function lossDomain() {
+  const first = Math.max(race.paths[0].losses[0], 1e-12);
+  let least = first;
+  for (const { losses, lost } of race.paths) {
+    for (let step = 0; step <= Math.min(lost, RACE.steps); step++) if (losses[step] < least) least = losses[step];
+  }
+  const low = Math.max(least, first * 1e-10, 1e-14);
+  return [10 ** Math.floor(Math.log10(Math.min(low, first / 10))), 10 ** Math.ceil(Math.log10(first * 30))];
+}
+
+function redrawRace() {
+  drawContour();
+  const { context, width, height } = fitCanvas(byId("trails"));
+  context.clearRect(0, 0, width, height);
+  drawLossAxes();
+  race.drawn = 0;
+  race.travelled = race.paths.map(() => [0, 0, 0]);
+  drawRace();
+}
+
+/** Draw what happened since the last frame, and the heads of all paths. */
+function drawRace() {
+  if (race.at > race.drawn) {
+    drawTrails(race.drawn, race.at);
+    drawLosses(race.drawn, race.at);
+    race.drawn = race.at;
+  }
+  drawHeads();
+  drawLanes();
+  drawStart();
+}
+
+/** Draw the loss as even bands of its logarithm, dark where it is high. */
+function drawContour() {
+  const canvas = byId("contour");
+  const { context, width, height } = fitCanvas(canvas);
+  const key = [raceFunction().name, colours.ink, width, devicePixelRatio].join();
+  if (canvas.dataset.key === key) return;
+  canvas.dataset.key = key;
+  context.clearRect(0, 0, width, height);
+  context.imageSmoothingEnabled = true;
+  context.drawImage(contourImage(raceFunction()), 0, 0, width, height);
+  const { x, y } = planeScales();
+  drawCross(context, x(0), y(0));
+}
+
+function contourImage(loss) {
+  const n = RACE.contour;
+  const values = sampleLoss(loss, n);
+  const sorted = Float64Array.from(values).sort();
+  const [low, high] = [sorted[Math.floor(n * n * 0.01)], sorted[n * n - 1]];
+  const image = new ImageData(n, n);
+  const [red, green, blue] = colours.ink.match(/[\d.]+/g).map(Number);
+  for (let i = 0; i < n * n; i++) {
+    const share = clamp((values[i] - low) / (high - low), 0, 1);
+    const band = Math.floor(share * RACE.bands) / RACE.bands;
+    image.data.set([red, green, blue, Math.round(88 * band)], 4 * i);
+  }
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = n;
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
+function sampleLoss(loss, n) {
+  const [left, right, low, high] = loss.box;
+  const values = new Float64Array(n * n);
+  for (let row = 0; row < n; row++) {
+    const y = mix(high, low, (row + 0.5) / n);
+    for (let column = 0; column < n; column++) {
+      const x = mix(left, right, (column + 0.5) / n);
+      values[row * n + column] = Math.log(Math.max(1e-12, loss.value(x, y)));
+    }
+  }
+  return values;
+}
+
+function drawCross(context, x, y) {
+  context.strokeStyle = colours.ink;
+  context.lineWidth = 1.25;
+  strokeLine(context, [x - 6, y], [x + 6, y]);
+  strokeLine(context, [x, y - 6], [x, y + 6]);
+}
+
+function drawTrails(from, to) {
+  const { context } = fitCanvas(byId("trails"));
+  const { x, y } = planeScales();
+  race.paths.forEach((path, i) => {
+    const last = Math.min(to, path.lost);
+    if (race.hidden.has(i) || from >= last) return;
+    const pieces = path.w2 ? [[path.w1, 1, 0.5, 0], [path.w2, 2.6, 1, 1]] : [[path.w1, 1, 1, 0]];
+    for (const [points, thickness, opacity, which] of pieces) {
+      const trail = (step) => [x(points[2 * step]), y(points[2 * step + 1])];
+      drawPiece(context, path, trail, from, last, { thickness, opacity, travelled: race.travelled[i], which });
+    }
+  });
+}
+
+/** Draw a path from one step to another; a dashed path goes on where its last piece ended. */
+function drawPiece(context, lane, place, from, to, { thickness, opacity, travelled, which }) {
+  context.strokeStyle = colours[lane.colour];
+  context.globalAlpha = opacity;
+  context.lineWidth = thickness;
+  context.lineJoin = "round";
+  context.setLineDash(lane.dashed ? [6, 4] : []);
+  context.lineDashOffset = travelled[which];
+  context.beginPath();
+  let [before, up] = place(from);
+  context.moveTo(before, up);
+  for (let step = from + 1; step <= to; step++) {
+    const [across, height] = place(step).map((pixel) => clamp(pixel, -1e4, 1e4));
+    travelled[which] += Math.hypot(across - before, height - up);
+    context.lineTo(across, height);
+    [before, up] = [across, height];
+  }
+  travelled[which] %= 10;
+  context.stroke();
+  context.setLineDash([]);
+  context.globalAlpha = 1;
+}
+
+function drawHeads() {
+  const { context, width, height } = fitCanvas(byId("heads"));
+  context.clearRect(0, 0, width, height);
+  if (race.at === 0) return;
+  const { x, y } = planeScales();
+  race.paths.forEach((path, i) => {
+    if (race.hidden.has(i) || race.at >= path.lost) return;
+    const points = path.w2 ?? path.w1;
+    drawMarker(context, path, x(points[2 * race.at]), y(points[2 * race.at + 1]), 5.5);
+  });
+}
+
+/** Draw the sign of a method: its shape says what is around the optimizer; it is filled for SGD, open for Adam. */
+function drawMarker(context, lane, x, y, size) {
+  context.beginPath();
+  if (lane.marker === "circle") context.arc(x, y, size, 0, 7);
+  else if (lane.marker === "square") context.rect(x - size * 0.9, y - size * 0.9, size * 1.8, size * 1.8);
+  else {
+    context.moveTo(x, y - size * 1.15);
+    context.lineTo(x + size, y + size * 0.8);
+    context.lineTo(x - size, y + size * 0.8);
+    context.closePath();
+  }
+  context.fillStyle = lane.dashed ? colours.raised : colours[lane.colour];
+  context.strokeStyle = lane.dashed ? colours[lane.colour] : colours.raised;
+  context.lineWidth = lane.dashed ? 2 : 1.25;
+  context.fill();
+  context.stroke();
+}
+
+// Losses below the plane: both axes logarithmic, as in the report's figures.
+
+function lossScales() {
+  const { width, height } = byId("losses-frame").getBoundingClientRect();
+  return {
+    x: makeScale([1, RACE.steps + 1], [46, width - 10], true),
+    y: makeScale(race.domain, [height - 34, 8], true),
+  };
+}
+
+function drawLossAxes() {
+  const { context, width, height } = fitCanvas(byId("losses"));
+  context.clearRect(0, 0, width, height);
+  const { x, y } = lossScales();
+  context.font = getComputedStyle(document.body).font.replace(/[\d.]+px/, "12px");
+  context.fillStyle = colours.quiet;
+  context.strokeStyle = colours.faint;
+  context.lineWidth = 1;
+  context.textAlign = "right";
+  for (const value of roundTicks(race.domain, (height - 42) / 36, true)) {
+    strokeLine(context, [46, y(value)], [width - 10, y(value)]);
+    context.fillText(tickText(value, true), 40, y(value) + 4);
+  }
+  context.textAlign = "center";
+  for (const value of roundTicks([1, RACE.steps + 1], 6, true)) {
+    strokeLine(context, [x(value), 8], [x(value), height - 34]);
+    context.fillText(show(value), x(value), height - 18);
+  }
+  context.fillText("step + 1", (46 + width - 10) / 2, height - 3);
+}
+
+function strokeLine(context, from, to) {
+  context.beginPath();
+  context.moveTo(...from);
+  context.lineTo(...to);
+  context.stroke();
+}
+
+function drawLosses(from, to) {
+  const { context, width, height } = fitCanvas(byId("losses"));
+  const { x, y } = lossScales();
+  context.save();
+  context.beginPath();
+  context.rect(46, 4, width - 56, height - 38);
+  context.clip();
+  race.paths.forEach((path, i) => {
+    const last = Math.min(to, path.lost);
+    if (race.hidden.has(i) || from >= last) return;
+    const place = (step) => [x(step + 1), y(Math.max(path.losses[step], 1e-300))];
+    const more = { thickness: path.w2 ? 2.2 : 1.3, opacity: 1, travelled: race.travelled[i], which: 2 };
+    drawPiece(context, path, place, from, last, more);
+  });
+  context.restore();
+}
+
+// The desk of the race: methods, buttons, start.
+
+function buildLanes() {
+  const lanes = raceLanes(state).map(emptyPath);
+  byId("lanes").tBodies[0].append(...lanes.map(laneRow));
+}
+
+function laneRow(lane, i) {
+  const row = document.createElement("tr");
+  const head = document.createElement("th");
+  head.scope = "row";
+  const label = document.createElement("label");
+  const box = document.createElement("input");
+  Object.assign(box, { type: "checkbox", checked: true });
+  box.addEventListener("change", () => {
+    if (box.checked) race.hidden.delete(i);
+    else race.hidden.add(i);
+    redrawRace();
+  });
+  label.append(box, laneSign(lane), document.createElement("span"));
+  head.append(label);
+  const loss = document.createElement("td");
+  loss.className = "number";
+  row.append(head, loss, document.createElement("td"));
+  return row;
+}
+
+function laneSign(lane) {
+  const svg = draw("svg", { viewBox: "0 0 42 16", "aria-hidden": true });
+  const colour = `var(--${lane.colour})`;
+  const thick = lane.colour === "plain" ? 1.5 : 2.6;
+  const line = `stroke:${colour};stroke-width:${thick};stroke-dasharray:${lane.dashed ? "6 4" : "none"}`;
+  draw("path", { d: "M1 8H41", class: "curve", style: line }, svg);
+  const shape = { circle: "M15.5 8a5.5 5.5 0 1 0 11 0a5.5 5.5 0 1 0 -11 0", square: "M16 3h10v10h-10z", triangle: "M21 2l6 11h-12z" };
+  const face = lane.dashed ? "var(--raised)" : colour;
+  draw("path", { d: shape[lane.marker], style: `fill:${face};stroke:${colour};stroke-width:2` }, svg);
+  return svg;
+}
+
+function drawLanes() {
+  const rows = byId("lanes").tBodies[0].rows;
+  race.paths.forEach((path, i) => {
+    const lost = race.at >= path.lost;
+    const [name, loss, words] = rows[i].cells;
+    setText(name.querySelector("span"), path.name);
+    setText(loss, lost ? "–" : show(path.losses[race.at], 3));
+    setText(words, laneWords(path));
+    words.classList.toggle("lost", lost);
+  });
+}
+
+const hasArrived = (path) => path.arrived !== null && race.at >= path.arrived && race.at > 0;
+
+function laneWords(path) {
+  if (race.at >= path.lost) return `diverged, step ${path.lost}`;
+  return hasArrived(path) ? `below 1%, step ${path.arrived}` : "";
+}
+
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function drawStart() {
+  const { x, y } = planeScales();
+  const handle = byId("start");
+  handle.style.left = `${x(state.x)}px`;
+  handle.style.top = `${y(state.y)}px`;
+  const [low, high] = x.domain;
+  setSlider(handle, { now: state.x, low, high, text: `x ${show(state.x, 3)}, y ${show(state.y, 3)}` });
+}
+
+function sayRace() {
+  const names = (paths) => paths.map((path) => path.name).join(", ") || "none";
+  const lost = race.paths.filter((path) => race.at >= path.lost);
+  const there = race.paths.filter(hasArrived);
+  const { label, formula } = raceFunction();
+  const words = `${label}: ${formula}. From x ${show(state.x)}, y ${show(state.y)}, step ${race.at} of ${RACE.steps}.`;
+  setText(byId("race-text"), `${words} Below 1% of the first loss: ${names(there)}. Diverged: ${names(lost)}.`);
+}
+
+function advanceRace(seconds) {
+  race.due += seconds * state.speed;
+  const whole = Math.floor(race.due);
+  race.due -= whole;
+  return walkRace(whole);
+}
+
+/** Go on by some steps; return whether there are more. */
+function walkRace(count) {
+  race.at = Math.min(RACE.steps, race.at + count);
+  drawRace();
+  const goesOn = race.at < RACE.steps;
+  if (!goesOn) queueMicrotask(drawRaceButtons);
+  return goesOn;
+}
+
+function drawRaceButtons() {
+  const running = raceMotion.running;
+  setText(byId("race-run"), running ? "Pause" : race.at >= RACE.steps ? "Run again" : "Run");
+  byId("race-run").setAttribute("aria-pressed", running);
+  byId("race-step").disabled = race.at >= RACE.steps;
+  sayRace();
+}
+
+function resetRace() {
+  raceMotion.stop();
+  race.at = race.due = 0;
+  redrawRace();
+  drawRaceButtons();
+}
+
+function toggleRace() {
+  if (raceMotion.running) raceMotion.stop();
+  else {
+    if (race.at >= RACE.steps) resetRace();
+    // without motion, a run is one picture: the whole of it
+    if (stillness.matches) walkRace(RACE.steps - race.at);
+    else raceMotion.start();
+  }
+  drawRaceButtons();
+}
+
+/** Start from a point of the plane, in pixels, and keep it inside the plane. */
+function startAt(pixelX, pixelY) {
+  const { x, y } = planeScales();
+  const [left, right, low, high] = raceFunction().box;
+  const digits = (value) => Number(value.toFixed(3));
+  update({ x: digits(clamp(x.invert(pixelX), left, right)), y: digits(clamp(y.invert(pixelY), low, high)) });
+}
+
+function buildRace() {
+  buildLanes();
+  buildFunctions();
+  raceMotion = makeMotion(advanceRace);
+  makeDraggable(byId("plane-frame"), byId("plane-frame"), { move: startAt });
+  makeKeyable(byId("start"), (across, up) => {
+    const { x, y } = planeScales();
+    const frame = byId("plane-frame").getBoundingClientRect();
+    startAt(x(state.x) + (across * frame.width) / 100, y(state.y) - (up * frame.height) / 100);
+  });
+  byId("race-run").addEventListener("click", toggleRace);
+  byId("race-reset").addEventListener("click", resetRace);
+  byId("race-step").addEventListener("click", () => {
+    raceMotion.stop();
+    walkRace(1);
+    drawRaceButtons();
+  });
+}
+
+function buildFunctions() {
+  for (const { name, label } of FUNCTIONS) {
+    const words = document.createElement("label");
+    const input = document.createElement("input");
+    Object.assign(input, { type: "radio", name: "function", value: name });
+    input.addEventListener("change", () => chooseFunction(name));
+    words.append(input, label);
+    byId("functions").append(words);
+  }
+}
+
+/** Race on another function, from its own start at its own rate; the curvature of the figures above is the function's. */
+function chooseFunction(name) {
+  const { start, lr, curvature } = functionOf(name);
+  raceMotion.stop();
+  race.at = race.due = 0;
+  update({ fn: name, x: start[0], y: start[1], lr, curvature: curvature ?? state.curvature });
+  drawRaceButtons();
+}
+
+function renderRaceControls() {
+  for (const input of byId("functions").querySelectorAll("input")) input.checked = input.value === state.fn;
+}
+
+// Taking it home ---------------------------------------------------------------------------------------------------
+
+let addressTimer = 0;
+
+/** Write the setting into the address once the hand rests: browsers refuse to write it at every frame. */
+function writeAddressLater() {
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(writeAddress, 300);
+}
+
+function writeAddress() {
+  clearTimeout(addressTimer);
+  const wanted = toHash(state) || "#";
+  if (location.hash === wanted || (wanted === "#" && location.hash === "")) return;
+  history.replaceState(null, "", wanted);
+}
+
+/** Show the setting of the address; one that makes no method is answered with its problem and changes nothing. */
+function readAddress() {
+  update(fromHash(location.hash));
+}
+
+async function copyText(text, words) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    copyBySelection(text); // some browsers keep the clipboard from pages on disk
+  }
+  setText(byId("copied"), words);
+  setTimeout(() => setText(byId("copied"), ""), 4000);
+}
+
+function copyBySelection(text) {
+  const field = document.createElement("textarea");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+}
+
+function buildTakeHome() {
+  byId("copy").addEventListener("click", () => copyText(toPython(state), "The program is copied."));
+  byId("share").addEventListener("click", () => {
+    writeAddress();
+    copyText(location.href, "The address is copied.");
+  });
+}
+
+// Light and dark ---------------------------------------------------------------------------------------------------
+
+const THEME = "torchbelay-explorer-theme";
+const darkness = typeof matchMedia === "function" ? matchMedia("(prefers-color-scheme: dark)") : null;
+const isDark = () => (document.documentElement.dataset.theme ?? (darkness.matches ? "dark" : "light")) === "dark";
+
+function remembered() {
+  try {
+    return localStorage.getItem(THEME);
+  } catch {
+    return null; // a browser may refuse storage to pages on disk
+  }
+}
+
+function remember(theme) {
+  try {
+    localStorage.setItem(THEME, theme);
+  } catch {
+    // then the choice holds for this visit
+  }
+}
+
+function applyTheme(theme) {
+  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+  setText(byId("theme"), isDark() ? "Light" : "Dark");
+  byId("theme").setAttribute("aria-label", `Show the page ${isDark() ? "light" : "dark"}`);
+  colours = readColours(COLOURS);
+}
+
+function buildTheme() {
+  applyTheme(remembered());
+  byId("theme").addEventListener("click", () => {
+    const theme = isDark() ? "light" : "dark";
+    remember(theme);
+    applyTheme(theme);
+    renderAll();
+  });
+  darkness.addEventListener("change", () => {
+    applyTheme();
+    renderAll();
+  });
+}
+
+// Start ------------------------------------------------------------------------------------------------------------
+
+function render() {
+  renderControls();
+  renderPresets();
+  renderNumbers();
+  renderLocus();
+  renderEdge();
+  sayLocus();
+  renderNoise();
+  renderImpulse();
+  renderFrequency();
+  renderRaceControls();
+  setText(byId("python"), toPython(state));
+  setStageRate();
+  drawStage();
+  drawStageButtons();
+}
+const renderSoon = once(render);
+
+function renderAll() {
+  render();
+  redrawRace();
+}
+
+/** Begin with the address's setting if it is one, else with the paper's. */
+function firstState() {
+  const wanted = fromHash(location.hash);
+  return problem(wanted) === null ? wanted : { ...DEFAULT };
+}
+
+function start() {
+  byId("no-script").remove();
+  byId("main").hidden = false;
+  state = firstState();
+  current = analyze(state);
+  buildTheme();
+  buildControls();
+  buildPresets();
+  buildStage();
+  buildLocus();
+  buildRace();
+  buildTakeHome();
+  pluck();
+  render();
+  rerunRace();
+  drawRaceButtons();
+  addEventListener("hashchange", readAddress);
+  new ResizeObserver(once(renderAll)).observe(byId("main"));
+  stillness.addEventListener("change", quietDown);
+  if (!stillness.matches) startStage();
+}
+
+/** Stop all motion when a reader asks for stillness. */
+function quietDown() {
+  runStage(false);
+  raceMotion.stop();
+  drawRaceButtons();
+}
+
+if (typeof document !== "undefined") start();
