@@ -645,7 +645,7 @@ function rangeOf(state) {
 
 /** Return the first x at which a round grows: found on a grid, then by bisection. */
 function rangeOfRounds(state) {
-  const widest = (8 * (1 + state.momentum)) / (1 - state.momentum), count = 4000;
+  const widest = ((4 / state.alpha) * (1 + state.momentum)) / (1 - state.momentum), count = 600;
   const stable = (x) => roundIsStable(roundMatrix(state, x).rows);
   for (let i = 1; i <= count; i++) {
     let low = (widest * (i - 1)) / count, high = (widest * i) / count;
@@ -734,7 +734,7 @@ export function analyze(state) {
     radius: reach,
     variance,
     speed: 1 - reach,
-    noise: variance.w2 / plainVariance(state),
+    noise: relativeNoise(state, variance),
     explanation: explain(state),
   };
 }
@@ -746,16 +746,18 @@ function halfLifeOf(rate) {
   return Math.log(0.5) / (rate < 1 ? Math.log1p(-rate) : Math.log(left));
 }
 
-/** Return the variance of the weights of SGD without momentum and without an average. */
-function plainVariance(state) {
-  return stationaryVariance({ a: 0, b: 0.5, p: 1, q: 0.5 }, state.curvature, state.lr, state.noise).w1;
+/** Return the average's variance over that of the weights of SGD without momentum and without an average. */
+function relativeNoise(state, { w2 }) {
+  return w2 === INF ? INF : w2 / stationaryVariance(WATCHED, state.curvature, state.lr, state.noise).w1;
 }
+
+const WATCHED = Object.freeze({ a: 0, b: 0.5, p: 1, q: 0.5 }); // an EMA, whose weights are those of SGD alone
 
 /** Return the curves of theorem 3 and the state's own point; null if plain SGD is not stable. */
 export function noiseCurves(state, count = 80) {
   const x = state.lr * state.curvature;
   if (!(x < 2 && state.noise > 0)) return null;
-  const one = { a: 0, b: 0.5, p: 1, q: 0.5 }, plain = stationaryVariance(one, 1, x).w1;
+  const plain = stationaryVariance(WATCHED, 1, x).w1;
   const point = (theta, c) => {
     const coupling = couplingOf({ mode: "centred", theta, c, follow: "after" });
     return { theta, c, speed: 1 - convergenceRate(coupling, [1], x), noise: stationaryVariance(coupling, 1, x).w2 / plain };
@@ -763,7 +765,7 @@ export function noiseCurves(state, count = 80) {
   const fastest = Math.min(x, (2 * x) / (1 + x) / (1 + 1e-12)); // of theorem 3: up to the speed of SGD itself
   const shares = Array.from({ length: count }, (_, i) => 10 ** (-3 + (3 * i) / Math.max(1, count - 1)));
   const speeds = shares.map((share) => fastest * share).filter((mu) => mu < 1);
-  const own = { speed: 1 - radius(state, state.curvature), noise: variancesOf(state).w2 / plainVariance(state) };
+  const own = { speed: 1 - radius(state, state.curvature), noise: relativeNoise(state, variancesOf(state)) };
   return {
     x,
     sgd: { speed: 1 - Math.abs(1 - x), noise: 1 },
@@ -1237,6 +1239,133 @@ export function createRace({ fn, start, lanes, momentum = 0, noise, seed = 1 }) 
     }
   };
   return race;
+}
+
+// Golden values: this file against Python (tests/helpers/explorer_golden.py makes the data) -----------------------------------
+
+const LINEAR = 1e-12, PATH = 1e-9, STABLE_STEPS = 50;
+const SCALARS = ["theta", "rate", "decay", "halfLife", "effectiveLrScale", "effectiveLr", "range", "maxStableLr", "maxStableLrOfSgd",
+  "maxStableCurvature", "thetaFloor"];
+const SAME = ["regime", "hasVelocity", "isStable", "explanation"];
+
+/** Compare with golden values; return how many were compared, what differs, and the largest relative difference of each. */
+export function checkGolden(data) {
+  const report = { checked: 0, failures: [], worst: {} };
+  const note = (what, where, difference, tolerance, text) => {
+    report.checked++;
+    if (!(difference <= (report.worst[what] ?? 0))) report.worst[what] = difference;
+    if (!(difference <= tolerance)) report.failures.push(`${what} of ${where}: ${text} (${difference} > ${tolerance})`);
+  };
+  const number = (what, where, got, right, tolerance = LINEAR, size = Math.abs(read(right))) => {
+    const want = read(right);
+    const difference = got === want ? 0 : Math.abs(got - want) / (size || 1);
+    note(what, where, difference, tolerance, `${got}, and Python has ${want}`);
+  };
+  const same = (what, where, got, right) => note(what, where, got === right ? 0 : 1, 0, `${got}, and Python has ${right}`);
+  const series = (what, where, got, right, tolerance) => {
+    same(`${what}: length`, where, got.length, right.length);
+    const size = Math.max(...right.map((x) => Math.abs(read(x))));
+    right.forEach((value, i) => number(what, where, got[i], value, tolerance, size));
+  };
+  for (const key of Object.keys(data.default)) same("default", key, DEFAULT[key], read(data.default[key]));
+  const next = randomNumbers(5);
+  data.normal.forEach((pair, i) => series("noise of the race", `pair ${i}`, normalPair(next), pair, LINEAR));
+  data.settings.forEach((right, i) => checkSetting(stateOf(right.state), right, data, `setting ${i}`, { number, same, series }));
+  data.races.forEach((right, i) => checkRace(right, `race ${i} on ${right.fn}`, { number, same }));
+  return report;
+}
+
+/** Return a golden number: JSON has no infinity. */
+function read(value) {
+  return value === "inf" ? INF : value;
+}
+
+function stateOf(golden) {
+  return { ...DEFAULT, ...Object.fromEntries(Object.entries(golden).map(([key, value]) => [key, read(value)])) };
+}
+
+function checkSetting(state, right, data, where, { number, same, series }) {
+  same("problem", where, problem(state), null);
+  same("address", where, JSON.stringify(fromHash(toHash(state))), JSON.stringify(state));
+  const found = analyze(state);
+  ["a", "b", "p", "q"].forEach((name, i) => number(name, where, found.coupling[name], right.coupling[i]));
+  for (const name of SCALARS) {
+    if (right[name] === null || found[name] === null) same(name, where, found[name], right[name]);
+    else number(name, where, found[name], right[name]);
+  }
+  for (const name of SAME) same(name, where, found[name], right[name]);
+  const spread = checkEigenvalues(found.eigenvalues, right.eigenvalues, where, { number, same });
+  number("radius", where, found.radius, right.radius, spread);
+  number("speed", where, found.speed, right.speed, spread, Math.max(1, Math.abs(right.radius)));
+  // Python has no formula for the noise of velocities and of rounds. An equation gives it, which slow modes make less exact.
+  const ours = found.hasVelocity || state.mode === "lookahead";
+  const tolerance = ours ? LINEAR / Math.max(1e-6, Math.min(1, found.speed)) : LINEAR;
+  number("variance of w1", where, found.variance.w1, right.variance[0], tolerance);
+  number("variance of w2", where, found.variance.w2, right.variance[1], tolerance);
+  number("noise", where, found.noise, right.noise, tolerance);
+  const { w1, w2, weights } = impulseResponse(state, right.impulse[0].length);
+  series("impulse of w1", where, w1, right.impulse[0]);
+  series("impulse of w2", where, w2, right.impulse[1]);
+  series("weights of the past", where, weights, right.impulse[1].map((x, i) => x - (i ? right.impulse[1][i - 1] : 0)));
+  const gains = frequencyResponse(state, data.omegas);
+  if (right.gains === null || gains === null) same("gains", where, gains, right.gains);
+  else [gains.w1, gains.w2].forEach((gain, i) => gain.forEach((value, j) => number(`gain of w${i + 1}`, where, value, right.gains[i][j])));
+  const curves = noiseCurves(state, data.curve);
+  if (right.curves === null || curves === null) return same("curves", where, curves, right.curves);
+  for (const name of ["ema", "critical"]) {
+    same("curves: length", where, curves[name].length, right.curves[name].length);
+    curves[name].forEach(({ theta, c, speed, noise }, i) => {
+      const [theta0, c0, speed0, noise0] = right.curves[name][i];
+      number("curve: θ", where, theta, theta0, LINEAR, 1);
+      number("curve: c", where, c, c0);
+      number("curve: speed", where, speed, speed0, name === "critical" ? 1e-7 : LINEAR, 1); // a double root has half of the digits
+      number("curve: noise", where, noise, noise0);
+    });
+  }
+}
+
+/** Compare two sets of eigenvalues; return the tolerance of the largest. Roots that nearly meet are known less exactly. */
+function checkEigenvalues(found, right, where, { number, same }) {
+  same("eigenvalues: number", where, found.length, right.length);
+  const left = [...found], largest = Math.max(...right.map((z) => Math.hypot(...z)));
+  let widest = LINEAR;
+  for (const z of right) {
+    const nearest = left.reduce((best, w, i) => (Math.hypot(...minus(w, z)) < Math.hypot(...minus(left[best], z)) ? i : best), 0);
+    const crowd = right.filter((w) => w !== z).reduce((product, w) => {
+      const apart = Math.hypot(...minus(w, z));
+      return product * (apart ? (Math.hypot(...w) + Math.hypot(...z)) / apart : 1e9);
+    }, 1);
+    const tolerance = Math.max(LINEAR, Math.min(1e-7, 1e-14 * crowd));
+    if (Math.hypot(...z) > 0.999 * largest) widest = Math.max(widest, tolerance);
+    const [[re, im]] = left.splice(nearest, 1);
+    number("eigenvalues", where, Math.hypot(re - z[0], im - z[1]), 0, tolerance, Math.max(Math.hypot(...z), 1e-3 * largest));
+  }
+  return widest;
+}
+
+/** Compare paths: all of them over the first steps, up to where one leaves the neighbourhood of the minimum. */
+function checkRace(right, where, { number, same }) {
+  const lanes = right.lanes.map((lane) => ({ ...lane, method: lane.method && stateOf(lane.method) }));
+  const race = createRace({ ...right, lanes });
+  same("lanes", where, race.lanes.length, right.lanes.length);
+  let kept = 0;
+  for (let step = 0; step <= right.at[right.at.length - 1]; step++) {
+    if (step) race.step();
+    if (right.at[kept] !== step) continue;
+    race.lanes.forEach((run, i) => {
+      const golden = right.lanes[i], far = golden.w1.slice(0, kept + 1).some((w) => !(Math.hypot(...w) < 10));
+      if (far || (step > STABLE_STEPS && right.fn !== "bowl" && right.fn !== "quadratic")) return;
+      for (const name of golden.w2 ? ["w1", "w2"] : ["w1"]) {
+        const size = Math.max(1e-3, Math.hypot(...golden[name][kept]));
+        [0, 1].forEach((j) => number("path", `${where}, lane ${i}, step ${step}, ${name}`, run[name][j], golden[name][kept][j], PATH, size));
+      }
+    });
+    kept++;
+  }
+}
+
+if (typeof document !== "undefined") {
+  globalThis.explorer = { DEFAULT, PRESETS, FUNCTIONS, withPreset, problem, analyze, explain, toPython, toHash, fromHash, createRace, raceLanes, checkGolden };
 }
 
 // ---- Page --------------------------------------------------------------------------------------------------------------
