@@ -420,7 +420,7 @@ function roots(coefficients) {
     const angle = (2 * Math.PI * i) / Math.max(1, degree) + 0.4;
     return [radius * Math.cos(angle), radius * Math.sin(angle)];
   });
-  for (let round = 0; round < 200; round++) {
+  for (let round = 0, before = INF; round < 200; round++) {
     let moved = 0;
     for (let i = 0; i < degree; i++) {
       const z = found[i], bottom = horner(slope, z);
@@ -434,7 +434,8 @@ function roots(coefficients) {
       found[i] = minus(z, delta);
       moved = Math.max(moved, Math.hypot(...delta) / (Math.hypot(...found[i]) || 1));
     }
-    if (moved < 1e-15) break;
+    if (moved < 1e-15 || (moved < 1e-12 && moved >= before)) break; // from here on rounding alone moves them
+    before = moved;
   }
   const tidy = found.map(([re, im]) => (Math.abs(im) <= 1e-13 * Math.hypot(re, im) ? [re, 0] : [re, im]));
   return [...tidy, ...new Array(zeros).fill([0, 0])];
@@ -576,7 +577,8 @@ export function critical(curvature, lr, rate) {
 // What the page shows of a state ---------------------------------------------------------------------------------------------
 
 function hasVelocity(state) {
-  return state.mode === "spring" && springOf(state).hasVelocity;
+  const keeps = (m) => m !== INF && state.damping !== 1 && deltaOf(m, 2 * m * state.damping) !== 1;
+  return state.mode === "spring" && (keeps(state.m1) || keeps(state.m2));
 }
 
 /** Return the modes under u = −x·w1 of a spring with velocities, as λ. */
@@ -779,8 +781,9 @@ export function noiseCurves(state, count = 80) {
 export function impulseResponse(state, steps) {
   const first = state.mode === "schedule-free" ? state.step : 1;
   const at = { w1: 0, w2: 0, v1: 0, v2: 0 }, w1 = [], w2 = [];
+  const fixed = ["lookahead", "schedule-free"].includes(state.mode) ? null : moverOf(state, first); // the same at every step
   for (let i = 0; i < steps; i++) {
-    moveOne(at, moverOf(state, first + i), i === 0 ? 1 : 0);
+    moveOne(at, fixed ?? moverOf(state, first + i), i === 0 ? 1 : 0);
     w1.push(at.w1);
     w2.push(at.w2);
   }
@@ -1403,6 +1406,18 @@ function readNumber(text) {
 
 const steps = (count) => `${show(count)} ${show(count) === "1" ? "step" : "steps"}`;
 
+// Sizes: measured once, and again after a change of the window, since a measurement in every frame costs more than all else.
+
+let sizes = new WeakMap();
+
+function sizeOf(element) {
+  if (!sizes.has(element)) {
+    const { width, height } = element.getBoundingClientRect();
+    sizes.set(element, { width, height });
+  }
+  return sizes.get(element);
+}
+
 // Drawing: scales, axes, curves ------------------------------------------------------------------------------------
 
 /** Return an SVG element with attributes, appended to its parent. */
@@ -1463,7 +1478,7 @@ function tickText(value, log) {
 
 /** Return a plot on an SVG: scales, and axes that are drawn anew only if they changed. */
 function makePlot(svg, { x, y, margin = [26, 12, 34, 46] }) {
-  const { width, height } = svg.getBoundingClientRect();
+  const { width, height } = sizeOf(svg);
   const [top, right, bottom, left] = margin;
   const plot = {
     svg,
@@ -1592,7 +1607,7 @@ function makeMotion(advance) {
 
 /** Return a canvas's context in CSS pixels, with its size; the bitmap follows the screen's pixels. */
 function fitCanvas(canvas) {
-  const { width, height } = canvas.getBoundingClientRect();
+  const { width, height } = sizeOf(canvas);
   const ratio = Math.min(3, devicePixelRatio || 1);
   const size = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
@@ -1681,7 +1696,7 @@ const scene = { body: null, before: null, shown: [0, 0], held: null, due: 0, tap
 let stageMotion;
 
 function stageScale() {
-  const { width } = byId("stage").getBoundingClientRect();
+  const { width } = sizeOf(byId("stage"));
   return makeScale([-STAGE.reach, STAGE.reach], [STAGE.margin, Math.max(STAGE.margin + 1, width - STAGE.margin)]);
 }
 
@@ -1926,7 +1941,7 @@ function drawForces([x1, x2], [y1, y2], [a, b]) {
 
 function drawMinimum(scale) {
   const shown = byId("stage-push").checked;
-  const { height } = byId("stage").getBoundingClientRect();
+  const { height } = sizeOf(byId("stage"));
   setAttributes(byId("stage-zero"), { d: shown ? `M${scale(0)} 14V${height}` : "", class: "axis", style: "stroke-dasharray:2 4" });
   setAttributes(byId("stage-zero-text"), { x: scale(0), y: 11, visibility: shown ? "visible" : "hidden" });
 }
@@ -1951,8 +1966,10 @@ function drawStageWords() {
   const kind = a > 0 ? "pulls the weights back" : a < 0 ? "pushes the weights away" : "leaves the weights alone";
   const share = a === 0 ? "" : ` by ${show(Math.abs(a) * 100)}% of the distance per step`;
   const follows = b === 0 ? "The average stays at its place" : `The average follows by ${show(b * 100)}%`;
-  const words = scene.lost ? "The pair has left the stage: pluck it again, or lower the learning rate." : `The spring ${kind}${share}. ${follows}. Shown: ${show(scene.rate)} steps per second.`;
-  if (byId("stage-text").textContent !== words) byId("stage-text").textContent = words;
+  const pace = stillness.matches ? "" : ` Shown at ${show(scene.rate)} steps per second.`;
+  const words = `The spring ${kind}${share}. ${follows}.${pace}`;
+  const lost = "The pair has left the stage: pluck it again, or lower the learning rate.";
+  setText(byId("stage-text"), scene.lost ? lost : words);
 }
 
 // The state and its settings ---------------------------------------------------------------------------------------
@@ -2204,18 +2221,17 @@ const THICK = { colour: "var(--belay)", width: 2.75 };
 
 // Root locus: the eigenvalues of a step in the complex plane, while the curvature grows.
 
-const locus = { curvatures: [], roots: [] };
+const locus = { key: "", curvatures: [], roots: [], branches: [] };
 
 function renderLocus() {
   const plot = makePlot(byId("locus"), squareAxes(byId("locus")));
   const edge = current.maxStableCurvature;
   sampleLocus(edge);
   drawUnitCircle(plot);
-  const branches = followBranches(locus.roots);
   const inside = locus.curvatures.findIndex((h) => h >= edge);
   const last = inside < 0 ? locus.curvatures.length - 1 : inside;
   for (let i = 0; i < 5; i++) {
-    const branch = branches[i] ?? [];
+    const branch = locus.branches[i] ?? [];
     curve(plot, `stable${i}`, branch.slice(0, last + 1), { colour: "var(--ink)", width: 1.75 });
     curve(plot, `unstable${i}`, branch.slice(last), { colour: "var(--bad)", width: 1.5, dash: "3 4" });
   }
@@ -2225,20 +2241,26 @@ function renderLocus() {
 
 /** Return axes with the unit circle in view and equal scales. */
 function squareAxes(svg) {
-  const { width, height } = svg.getBoundingClientRect();
+  const { width, height } = sizeOf(svg);
   const unit = Math.min((width - 48) / 2.9, (height - 30) / 2.5);
   const [across, up] = [(width - 48) / unit / 2, (height - 30) / unit / 2];
   const x = { domain: [-0.2 - across, -0.2 + across], ticks: [-1, 0, 1] };
   return { x, y: { domain: [-up, up], ticks: [-1, 0, 1] }, margin: [6, 12, 24, 36] };
 }
 
+/** Compute the locus, unless the curvature alone has changed: it only moves the roots along it. */
 function sampleLocus(edge) {
+  const key = JSON.stringify({ ...state, curvature: 0, x: 0, y: 0, m1: String(state.m1), edge });
+  if (locus.key === key) return;
+  locus.key = key;
   const middle = edge > 0 && edge < Infinity ? edge : state.curvature;
-  const even = Array.from({ length: 180 }, (_, i) => (middle * (i + 1)) / 180); // branches turn sharply near the edge
-  const slow = logSpace(middle * 1e-4, middle, 80);
-  const beyond = logSpace(middle * 1.0001, middle * 8, 80);
+  const count = current.eigenvalues.length > 2 ? 110 : 180;
+  const even = Array.from({ length: count }, (_, i) => (middle * (i + 1)) / count); // branches turn sharply near the edge
+  const slow = logSpace(middle * 1e-4, middle, count / 3);
+  const beyond = logSpace(middle * 1.0001, middle * 8, count / 3);
   locus.curvatures = [...even, ...slow, ...beyond].sort((a, b) => a - b);
   locus.roots = rootLocus(state, locus.curvatures);
+  locus.branches = followBranches(locus.roots);
 }
 
 /** Join the roots of one curvature to the nearest roots of the next: one branch per root. */
@@ -2518,25 +2540,29 @@ const RACE = { steps: 2000, contour: 240, bands: 11, near: 0.01 };
 // The report's colours, in the order of raceLanes: two optimizers for each. The shape of the marker doubles the colour.
 const SIGNS = [["belay", "circle"], ["ema", "square"], ["plain", "triangle"]];
 
-const race = { paths: [], at: 0, due: 0, drawn: 0, hidden: new Set(), travelled: [], domain: [1e-3, 1] };
+const race = { seen: false, stale: true, paths: [], at: 0, due: 0, drawn: 0, hidden: new Set(), travelled: [], domain: [1e-3, 1] };
 let raceMotion;
 
 const raceFunction = () => functionOf(state.fn);
 
 function planeScales() {
-  const { width, height } = byId("plane-frame").getBoundingClientRect();
+  const { width, height } = sizeOf(byId("plane-frame"));
   const [left, right, low, high] = raceFunction().box;
   return { x: makeScale([left, right], [0, width]), y: makeScale([low, high], [height, 0]) };
 }
 
 /** Compute all paths anew, and draw them up to the step that is shown. */
 function rerunRace() {
+  race.stale = false;
   race.paths = runPaths();
   race.domain = lossDomain();
   redrawRace();
   sayRace();
 }
-const rerunRaceSoon = once(rerunRace);
+const rerunRaceSoon = once(() => {
+  race.stale = !race.seen; // out of sight: later, so that sliders above stay light
+  if (race.seen) rerunRace();
+});
 
 /** Return the path of every lane: points of weights and average, losses, the step of arrival and of divergence. */
 function runPaths() {
@@ -2583,6 +2609,12 @@ function lossDomain() {
   }
   const low = Math.max(least, first * 1e-10, 1e-14);
   return [10 ** Math.floor(Math.log10(Math.min(low, first / 10))), 10 ** Math.ceil(Math.log10(first * 30))];
+}
+
+/** Run the race anew when it comes into sight, if something has changed since. */
+function watchRace(entries) {
+  race.seen = entries.at(-1).isIntersecting;
+  if (race.seen) freshenRace();
 }
 
 function redrawRace() {
@@ -2743,7 +2775,7 @@ function drawMarker(context, lane, x, y, size) {
 // Losses below the plane: both axes logarithmic, as in the report's figures.
 
 function lossScales() {
-  const { width, height } = byId("losses-frame").getBoundingClientRect();
+  const { width, height } = sizeOf(byId("losses-frame"));
   return {
     x: makeScale([1, RACE.steps + 1], [46, width - 10], true),
     y: makeScale(race.domain, [height - 34, 8], true),
@@ -2906,7 +2938,13 @@ function resetRace() {
   drawRaceButtons();
 }
 
+/** Run the race anew if something has changed while it was out of sight. */
+function freshenRace() {
+  if (race.stale) rerunRace();
+}
+
 function toggleRace() {
+  freshenRace();
   if (raceMotion.running) raceMotion.stop();
   else {
     if (race.at >= RACE.steps) resetRace();
@@ -2932,13 +2970,15 @@ function buildRace() {
   makeDraggable(byId("plane-frame"), byId("plane-frame"), { move: startAt });
   makeKeyable(byId("start"), (across, up) => {
     const { x, y } = planeScales();
-    const frame = byId("plane-frame").getBoundingClientRect();
+    const frame = sizeOf(byId("plane-frame"));
     startAt(x(state.x) + (across * frame.width) / 100, y(state.y) - (up * frame.height) / 100);
   });
+  new IntersectionObserver(watchRace, { rootMargin: "200px" }).observe(byId("race"));
   byId("race-run").addEventListener("click", toggleRace);
   byId("race-reset").addEventListener("click", resetRace);
   byId("race-step").addEventListener("click", () => {
     raceMotion.stop();
+    freshenRace();
     walkRace(1);
     drawRaceButtons();
   });
@@ -3108,9 +3148,23 @@ function start() {
   rerunRace();
   drawRaceButtons();
   addEventListener("hashchange", readAddress);
-  new ResizeObserver(once(renderAll)).observe(byId("main"));
+  watchSizes();
   stillness.addEventListener("change", quietDown);
   if (!stillness.matches) startStage();
+}
+
+/** Draw everything anew when the page becomes wider or narrower; a longer text changes its height alone. */
+function watchSizes() {
+  let width = byId("main").clientWidth;
+  const redraw = once(() => {
+    sizes = new WeakMap();
+    renderAll();
+  });
+  new ResizeObserver(() => {
+    if (byId("main").clientWidth === width) return;
+    width = byId("main").clientWidth;
+    redraw();
+  }).observe(byId("main"));
 }
 
 /** Stop all motion when a reader asks for stillness. */
