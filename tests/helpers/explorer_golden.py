@@ -7,7 +7,6 @@ oracle of `ops/reference.py`, with many digits. Write the file anew after a chan
     PYTHONPATH=src:tests python tests/helpers/explorer_golden.py
 """
 
-import cmath
 import gzip
 import json
 import math
@@ -30,7 +29,7 @@ from torchbelay.lab.plane.quadratic import QUADRATIC
 from torchbelay.ops.reference import algorithm1_with_velocities, couple
 from torchbelay.physics import critical, theta_floor
 from torchbelay.physics.convergence import polynomial
-from torchbelay.physics.coupling import Coupling
+from torchbelay.physics.coupling import Coupling, Follow
 from torchbelay.physics.explain import explain_momentum
 from torchbelay.physics.matrices import lyapunov, outer
 from torchbelay.physics.methods.centred import centred
@@ -99,11 +98,7 @@ def method_of(state: State) -> Any:
     """Return the method of a state."""
     s = DEFAULT | state
     if s["mode"] == "spring":
-        damped = {f"c{i}": 2 * s[f"m{i}"] * s["damping"] for i in (1, 2) if s[f"m{i}"] < math.inf}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnstableSpringWarning)
-            extra = damped if s["damping"] < 1 else {}
-            return Spring(k=s["k"], m1=s["m1"], m2=s["m2"], follow=s["follow"], allow_unstable=True, **extra)
+        return _spring(s["k"], s["m1"], s["m2"], s["damping"], s["follow"])
     if s["mode"] == "centred":
         return methods.centred(s["theta"], s["c"], follow=s["follow"])
     if s["mode"] == "lookahead":
@@ -111,6 +106,14 @@ def method_of(state: State) -> Any:
     if s["mode"] == "nesterov":
         return methods.nesterov(s["mu"])
     return methods.schedule_free(beta=s["mu"])
+
+
+@cache
+def _spring(k: float, m1: float, m2: float, damping: float, follow: Follow) -> Spring:
+    c1, c2 = (2 * m * damping if m < math.inf and damping < 1 else None for m in (m1, m2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnstableSpringWarning)
+        return Spring(k=k, m1=m1, m2=m2, c1=c1, c2=c2, follow=follow, allow_unstable=True)
 
 
 def shown_step(state: State) -> int:
@@ -224,7 +227,7 @@ def eigenvalues_of(state: State, x: float) -> list[complex]:
     s = DEFAULT | state
     if s["mode"] == "lookahead":
         found = list(np.linalg.eigvals(round_of(s, x)[0]))
-        found.remove(min(found, key=abs)) if s["every"] and len(found) > 1 else None  # w1 = w2 after a sync
+        found.remove(min(found, key=abs))  # 0: after a sync w1 = w2
         return [complex(z) for z in found]
     if has_velocity(s):
         modes = method_of(s)._modes
@@ -350,7 +353,7 @@ def outputs(state: State) -> dict[str, Any]:
         "maxStableCurvature": limit / lr,
         "isStable": lr * h < limit,
         "thetaFloor": theta_floor(beta, c.rate, "after" if c.q else "before") if floor else None,
-        "eigenvalues": [[z.real, z.imag] for z in sorted(found, key=lambda z: (abs(z), cmath.phase(z)))],
+        "eigenvalues": sorted(([z.real, z.imag] for z in found), key=lambda z: [round(part, 9) for part in z]),
         "radius": radius,
         "variance": [w1, w2],
         "speed": 1 - radius,
