@@ -2334,8 +2334,7 @@ function renderEdge() {
   const side = to > (left + plot.x(plot.x.domain[1])) / 2 ? "end" : "start";
   const words = inside ? `edge ${show(current.maxStableCurvature)}` : "";
   mark(plot, "words", "text", { x: to, y: top - 4, "text-anchor": side, text: words }, "ground");
-  const handle = byId("curvature-handle") ?? buildCurvatureHandle();
-  layer(plot.svg, "handle").append(handle);
+  const handle = byId("curvature-handle") ?? buildCurvatureHandle(layer(plot.svg, "handle"));
   handle.setAttribute("transform", `translate(${here} ${(top + bottom) / 2})`);
   handle.querySelector(".body").style.fill = current.isStable ? "var(--belay)" : "var(--bad)";
   const [low, high] = plot.x.domain;
@@ -2343,9 +2342,10 @@ function renderEdge() {
   setSlider(handle, { now: state.curvature, low, high, text: `${show(state.curvature)}, ${verdict}` });
 }
 
-function buildCurvatureHandle() {
+function buildCurvatureHandle(parent) {
   const words = "Curvature h of the loss";
-  const handle = draw("g", { id: "curvature-handle", class: "grab", role: "slider", tabindex: 0, "aria-label": words });
+  const attributes = { id: "curvature-handle", class: "grab", role: "slider", tabindex: 0, "aria-label": words };
+  const handle = draw("g", attributes, parent);
   draw("circle", { class: "halo", r: 12 }, handle);
   draw("circle", { class: "hit", r: 22 }, handle);
   draw("circle", { class: "body", r: 8, style: "stroke:var(--raised);stroke-width:2" }, handle);
