@@ -1692,7 +1692,7 @@ function setSlider(element, { now, low, high, text }) {
 const STAGE = { margin: 48, rail1: 46, rail2: 122, tape: 166, speed: 64, reach: 1, stride: 0.25 };
 const REST = 0.004; // of the stage: masses that are this near to each other, and stay, are at rest
 
-const scene = { body: null, before: null, shown: [0, 0], held: null, due: 0, tape: [], clock: 0, rate: 60, lost: false };
+const scene = { body: null, before: null, shown: [0, 0], held: null, due: 0, tape: [], clock: 0, rate: 60, lost: false, touched: false };
 let stageMotion;
 
 function stageScale() {
@@ -1795,6 +1795,7 @@ function drawStage() {
 function buildStage() {
   const svg = byId("stage");
   for (const name of ["rail1", "rail2", "zero", "coil", "arrow1", "arrow2"]) draw("path", { id: `stage-${name}` }, svg);
+  draw("text", { id: "stage-hint", text: "drag a mass" }, svg);
   draw("text", { id: "stage-zero-text", "text-anchor": "middle", text: "minimum" }, svg);
   for (const which of [1, 2]) buildMass(svg, which);
   makeStageMotion();
@@ -1842,6 +1843,7 @@ function buildMass(svg, which) {
 function moveMass(which, place) {
   const at = clamp(place, -1.1 * STAGE.reach, 1.1 * STAGE.reach);
   scene.held = { which, place: at };
+  scene.touched = true;
   scene.body = hold(scene.body);
   scene.before = scene.body;
   scene.shown[which - 1] = at;
@@ -1895,6 +1897,7 @@ function drawMasses(scale) {
   });
   drawCoil(places, rails, [massRadius(a), massRadius(b)]);
   drawForces(places, rails, [a, b]);
+  drawHint(places[0]);
   drawMinimum(scale);
 }
 
@@ -1937,6 +1940,13 @@ function drawForces([x1, x2], [y1, y2], [a, b]) {
   const below = massRadius(b) + 9;
   setAttributes(byId("stage-arrow1"), { d: arrow(x1, y1 - above, (x2 - x1) * a * unit), class: "curve", style });
   setAttributes(byId("stage-arrow2"), { d: arrow(x2, y2 + below, (x1 - x2) * b * unit), class: "curve", style });
+}
+
+/** Say that masses can be dragged, until one has been. */
+function drawHint(x) {
+  const room = x < sizeOf(byId("stage")).width - 150;
+  const place = { x: room ? x + 40 : x - 40, y: STAGE.rail1 - 8, "text-anchor": room ? "start" : "end" };
+  setAttributes(byId("stage-hint"), { ...place, visibility: scene.touched ? "hidden" : "visible" });
 }
 
 function drawMinimum(scale) {
@@ -2654,14 +2664,20 @@ function drawContour() {
   drawPlaneTicks(context, x, y, height);
 }
 
+/** Return round numbers of an axis that keep clear of its ends, where two axes would write over each other. */
+function inside(scale) {
+  const [low, high] = scale.domain;
+  return roundTicks(scale.domain, 6).filter((value) => Math.min(value - low, high - value) > 0.07 * (high - low));
+}
+
 /** Write a few coordinates along the edges of the plane, inside it. */
 function drawPlaneTicks(context, x, y, height) {
   context.font = canvasFont();
   context.fillStyle = colours.quiet;
   context.textAlign = "center";
-  for (const value of roundTicks(x.domain, 5).slice(1, -1)) context.fillText(show(value), x(value), height - 7);
+  for (const value of inside(x)) context.fillText(show(value), x(value), height - 7);
   context.textAlign = "left";
-  for (const value of roundTicks(y.domain, 5).slice(1, -1)) context.fillText(show(value), 7, y(value) + 4);
+  for (const value of inside(y)) context.fillText(show(value), 7, y(value) + 4);
 }
 
 const canvasFont = () => getComputedStyle(document.body).font.replace(/[\d.]+px/, "12px");
@@ -2926,7 +2942,6 @@ function walkRace(count) {
 function drawRaceButtons() {
   const running = raceMotion.running;
   setText(byId("race-run"), running ? "Pause" : race.at >= RACE.steps ? "Run again" : "Run");
-  byId("race-run").setAttribute("aria-pressed", running);
   byId("race-step").disabled = race.at >= RACE.steps;
   sayRace();
 }
