@@ -420,7 +420,7 @@ function roots(coefficients) {
     const angle = (2 * Math.PI * i) / Math.max(1, degree) + 0.4;
     return [radius * Math.cos(angle), radius * Math.sin(angle)];
   });
-  for (let round = 0; round < 200; round++) {
+  for (let round = 0, before = INF; round < 200; round++) {
     let moved = 0;
     for (let i = 0; i < degree; i++) {
       const z = found[i], bottom = horner(slope, z);
@@ -434,7 +434,8 @@ function roots(coefficients) {
       found[i] = minus(z, delta);
       moved = Math.max(moved, Math.hypot(...delta) / (Math.hypot(...found[i]) || 1));
     }
-    if (moved < 1e-15) break;
+    if (moved < 1e-15 || (moved < 1e-12 && moved >= before)) break; // from here on rounding alone moves them
+    before = moved;
   }
   const tidy = found.map(([re, im]) => (Math.abs(im) <= 1e-13 * Math.hypot(re, im) ? [re, 0] : [re, im]));
   return [...tidy, ...new Array(zeros).fill([0, 0])];
@@ -576,7 +577,8 @@ export function critical(curvature, lr, rate) {
 // What the page shows of a state ---------------------------------------------------------------------------------------------
 
 function hasVelocity(state) {
-  return state.mode === "spring" && springOf(state).hasVelocity;
+  const keeps = (m) => m !== INF && state.damping !== 1 && deltaOf(m, 2 * m * state.damping) !== 1;
+  return state.mode === "spring" && (keeps(state.m1) || keeps(state.m2));
 }
 
 /** Return the modes under u = −x·w1 of a spring with velocities, as λ. */
@@ -779,8 +781,9 @@ export function noiseCurves(state, count = 80) {
 export function impulseResponse(state, steps) {
   const first = state.mode === "schedule-free" ? state.step : 1;
   const at = { w1: 0, w2: 0, v1: 0, v2: 0 }, w1 = [], w2 = [];
+  const fixed = ["lookahead", "schedule-free"].includes(state.mode) ? null : moverOf(state, first); // the same at every step
   for (let i = 0; i < steps; i++) {
-    moveOne(at, moverOf(state, first + i), i === 0 ? 1 : 0);
+    moveOne(at, fixed ?? moverOf(state, first + i), i === 0 ? 1 : 0);
     w1.push(at.w1);
     w2.push(at.w2);
   }
@@ -1403,6 +1406,18 @@ function readNumber(text) {
 
 const steps = (count) => `${show(count)} ${show(count) === "1" ? "step" : "steps"}`;
 
+// Sizes: measured once, and again after a change of the window, since a measurement in every frame costs more than all else.
+
+let sizes = new WeakMap();
+
+function sizeOf(element) {
+  if (!sizes.has(element)) {
+    const { width, height } = element.getBoundingClientRect();
+    sizes.set(element, { width, height });
+  }
+  return sizes.get(element);
+}
+
 // Drawing: scales, axes, curves ------------------------------------------------------------------------------------
 
 /** Return an SVG element with attributes, appended to its parent. */
@@ -1462,8 +1477,8 @@ function tickText(value, log) {
 }
 
 /** Return a plot on an SVG: scales, and axes that are drawn anew only if they changed. */
-function makePlot(svg, { x, y, margin = [8, 12, 34, 46] }) {
-  const { width, height } = svg.getBoundingClientRect();
+function makePlot(svg, { x, y, margin = [26, 12, 34, 46] }) {
+  const { width, height } = sizeOf(svg);
   const [top, right, bottom, left] = margin;
   const plot = {
     svg,
@@ -1498,7 +1513,7 @@ function drawAxes(plot, x, y, [left, right, top, bottom]) {
   }
   draw("path", { class: "axis", d: `M${left} ${top}V${bottom}H${right}` }, axes);
   if (x.label) draw("text", { x: (left + right) / 2, y: bottom + 31, "text-anchor": "middle", text: x.label }, axes);
-  if (y.label) draw("text", { x: left + 6, y: top + 10, text: y.label }, axes);
+  if (y.label) draw("text", { x: 4, y: top - 14, text: y.label }, axes);
 }
 
 /** Return the group of that name in an SVG, made at first use: groups lie above each other in the order of use. */
@@ -1592,7 +1607,7 @@ function makeMotion(advance) {
 
 /** Return a canvas's context in CSS pixels, with its size; the bitmap follows the screen's pixels. */
 function fitCanvas(canvas) {
-  const { width, height } = canvas.getBoundingClientRect();
+  const { width, height } = sizeOf(canvas);
   const ratio = Math.min(3, devicePixelRatio || 1);
   const size = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
@@ -1674,14 +1689,14 @@ function setSlider(element, { now, low, high, text }) {
 // The stage: two masses, a spring and a paper tape -----------------------------------------------------------------
 // The tape runs downwards below the masses and keeps where they have been.
 
-const STAGE = { margin: 44, rail1: 40, rail2: 92, tape: 132, speed: 64, reach: 1, stride: 0.25 };
+const STAGE = { margin: 48, rail1: 46, rail2: 122, tape: 166, speed: 64, reach: 1, stride: 0.25 };
 const REST = 0.004; // of the stage: masses that are this near to each other, and stay, are at rest
 
 const scene = { body: null, before: null, shown: [0, 0], held: null, due: 0, tape: [], clock: 0, rate: 60, lost: false };
 let stageMotion;
 
 function stageScale() {
-  const { width } = byId("stage").getBoundingClientRect();
+  const { width } = sizeOf(byId("stage"));
   return makeScale([-STAGE.reach, STAGE.reach], [STAGE.margin, Math.max(STAGE.margin + 1, width - STAGE.margin)]);
 }
 
@@ -1708,8 +1723,17 @@ function stepBody(body) {
   const noise = byId("stage-noise").checked ? (Math.random() - 0.5) * state.curvature : 0;
   const gradient = byId("stage-push").checked ? state.curvature * body.w1 + noise : 0;
   next.mean = state.momentum * body.mean + (1 - state.momentum) * gradient;
-  moveOne(next, moverOf(state, body.step), -state.lr * next.mean);
+  moveOne(next, stageMover(body.step), -state.lr * next.mean);
   return next;
+}
+
+const mover = { state: null, step: 0, found: null };
+
+/** Return the motion of a step; most methods have the same at every step, and it is not computed again. */
+function stageMover(step) {
+  const varies = ["lookahead", "schedule-free"].includes(state.mode);
+  if (mover.state !== state || (varies && mover.step !== step)) Object.assign(mover, { state, step, found: moverOf(state, step) });
+  return mover.found;
 }
 
 /** Show as many steps per second as make the motion neither a blur nor a standstill. */
@@ -1857,7 +1881,7 @@ function makeStageMotion() {
 
 /** Return how large a mass is drawn: the less of the distance it moves per step, the heavier it is. */
 function massRadius(share) {
-  return share === 0 ? 25 : clamp(11 + 4 * Math.log10(1 / Math.abs(share)), 11, 24);
+  return share === 0 ? 29 : clamp(14 + 4.5 * Math.log10(1 / Math.abs(share)), 14, 28);
 }
 
 function drawMasses(scale) {
@@ -1869,7 +1893,7 @@ function drawMasses(scale) {
     setAttributes(byId(`stage-rail${i + 1}`), { d: `M${low} ${y}H${high}`, class: "grid" });
     drawMass(i + 1, places[i], y, massRadius(i ? b : a), i ? b : a);
   });
-  drawCoil(places, rails);
+  drawCoil(places, rails, [massRadius(a), massRadius(b)]);
   drawForces(places, rails, [a, b]);
   drawMinimum(scale);
 }
@@ -1888,15 +1912,15 @@ function drawMass(which, x, y, radius, share) {
 }
 
 /** Draw the coil as an even zigzag between the two rims. */
-function drawCoil([x1, x2], [y1, y2]) {
-  const turns = 18;
+function drawCoil([x1, x2], [y1, y2], [radius1, radius2]) {
+  const turns = 16;
   const length = Math.hypot(x2 - x1, y2 - y1);
   const [along, across] = [[(x2 - x1) / length, (y2 - y1) / length], [-(y2 - y1) / length, (x2 - x1) / length]];
-  const [start, end] = [26, length - 26];
+  const [start, end] = [radius1, length - radius2];
   let path = "";
   for (let i = 0; i <= turns; i++) {
-    const at = i === 0 ? Math.min(14, start) : i === turns ? Math.max(length - 14, end) : mix(start, end, (i - 0.5) / (turns - 1));
-    const off = i === 0 || i === turns ? 0 : i % 2 ? 6 : -6;
+    const at = mix(start, end, i === 0 ? 0 : i === turns ? 1 : 0.1 + (0.8 * (i - 0.5)) / (turns - 1));
+    const off = i === 0 || i === turns ? 0 : i % 2 ? 7 : -7;
     path += `${i ? "L" : "M"}${(x1 + along[0] * at + across[0] * off).toFixed(1)} ${(y1 + along[1] * at + across[1] * off).toFixed(1)}`;
   }
   const repels = current.coupling.a < 0;
@@ -1917,7 +1941,7 @@ function drawForces([x1, x2], [y1, y2], [a, b]) {
 
 function drawMinimum(scale) {
   const shown = byId("stage-push").checked;
-  const { height } = byId("stage").getBoundingClientRect();
+  const { height } = sizeOf(byId("stage"));
   setAttributes(byId("stage-zero"), { d: shown ? `M${scale(0)} 14V${height}` : "", class: "axis", style: "stroke-dasharray:2 4" });
   setAttributes(byId("stage-zero-text"), { x: scale(0), y: 11, visibility: shown ? "visible" : "hidden" });
 }
@@ -1942,8 +1966,10 @@ function drawStageWords() {
   const kind = a > 0 ? "pulls the weights back" : a < 0 ? "pushes the weights away" : "leaves the weights alone";
   const share = a === 0 ? "" : ` by ${show(Math.abs(a) * 100)}% of the distance per step`;
   const follows = b === 0 ? "The average stays at its place" : `The average follows by ${show(b * 100)}%`;
-  const words = scene.lost ? "The pair has left the stage: pluck it again, or lower the learning rate." : `The spring ${kind}${share}. ${follows}. Shown: ${show(scene.rate)} steps per second.`;
-  if (byId("stage-text").textContent !== words) byId("stage-text").textContent = words;
+  const pace = stillness.matches ? "" : ` Shown at ${show(scene.rate)} steps per second.`;
+  const words = `The spring ${kind}${share}. ${follows}.${pace}`;
+  const lost = "The pair has left the stage: pluck it again, or lower the learning rate.";
+  setText(byId("stage-text"), scene.lost ? lost : words);
 }
 
 // The state and its settings ---------------------------------------------------------------------------------------
@@ -1955,7 +1981,7 @@ const SETTINGS = {
   k: { label: "k", words: "stiffness", low: 1e-3, high: 100, log: true, mode: "spring" },
   m1: { label: "m1", words: "mass of the weights", low: 0.1, high: 1e5, log: true, mode: "spring", endless: true },
   m2: { label: "m2", words: "mass of the average", low: 0.1, high: 1e5, log: true, mode: "spring" },
-  damping: { label: "δ", words: "damping, 1 is no velocity", low: 1e-3, high: 1, log: true, mode: "spring" },
+  damping: { label: "δ", words: "damping", low: 1e-3, high: 1, log: true, mode: "spring" },
   theta: { label: "θ", words: "pull ÷ follow", low: -0.99, high: 3, mode: "centred" },
   c: { label: "c", words: "averaging rate", low: 1e-4, high: 0.99, log: true, mode: "centred" },
   every: { label: "K", words: "steps in a round", low: 1, high: 50, whole: true, mode: "lookahead" },
@@ -1969,7 +1995,7 @@ const SETTINGS = {
 };
 const FIELDSETS = [
   ["The spring", ["k", "m1", "m2", "damping"]],
-  ["The same as one pull and one rate", ["theta", "c"]],
+  ["Its pull and its rate", ["theta", "c"]],
   ["The method", ["every", "alpha", "mu", "step"]],
   ["The optimizer and the loss", ["lr", "momentum", "curvature"]],
 ];
@@ -1996,6 +2022,7 @@ function buildControls() {
     group.append(legend, ...keys.map((key) => makeControl(key)));
     byId("controls").append(group);
   }
+  byId("theta").closest("fieldset").append(makeFollow());
   const why = document.createElement("p");
   Object.assign(why, { id: "why", className: "why" });
   why.setAttribute("role", "alert");
@@ -2029,6 +2056,24 @@ function makeControl(key, prefix = "") {
   return box;
 }
 
+/** Return the choice of what the average follows: the weights before the step, or those that the optimizer stepped. */
+function makeFollow() {
+  const label = document.createElement("label");
+  label.className = "check";
+  const box = document.createElement("input");
+  Object.assign(box, { type: "checkbox", id: "follow" });
+  box.addEventListener("change", () => update({ follow: box.checked ? "after" : "before" }));
+  label.append(box, "w2 follows the stepped weights");
+  return label;
+}
+
+function renderFollow() {
+  const box = byId("follow");
+  box.checked = state.follow === "after";
+  box.disabled = current.hasVelocity;
+  box.parentElement.hidden = !["spring", "centred"].includes(state.mode);
+}
+
 /** Let the arrows up and down change a typed number by one position of its slider. */
 function nudge(event, key, field) {
   const step = { ArrowUp: 1, ArrowDown: -1 }[event.key];
@@ -2044,7 +2089,8 @@ function change(key, value, source = null) {
   const mode = SETTINGS[key].mode;
   const changes = { [key]: value };
   if (mode === "spring") changes.mode = "spring";
-  if (key === "damping" && value < 1) changes.follow = "before"; // velocities follow the weights before the step
+  const damping = key === "damping" ? value : state.damping;
+  if (mode === "spring" && damping < 1) changes.follow = "before"; // with velocities there is no other
   if (mode === "centred" && state.mode !== "centred") Object.assign(changes, asCentred(), { [key]: value });
   update(changes, source);
 }
@@ -2091,6 +2137,7 @@ function renderControls() {
     box.hidden = isForeign(setting);
   }
   sources.clear();
+  renderFollow();
   for (const group of byId("controls").querySelectorAll("fieldset")) {
     group.hidden = [...group.querySelectorAll(".control")].every((box) => box.hidden);
   }
@@ -2134,12 +2181,12 @@ const isNear = (a, b) => a === b || (typeof a === "number" && Math.abs(a - b) <=
 
 function renderNumbers() {
   const rows = [
-    ["effective learning rate", show(current.effectiveLr), `${show(current.effectiveLrScale, 4)} × η`],
+    ["effective rate", show(current.effectiveLr), `${show(current.effectiveLrScale, 4)} × η`],
     ["half-life", current.halfLife === null ? "–" : show(current.halfLife), current.halfLife === null ? `rounds of ${state.every} steps` : "steps"],
     ["regime", current.regime, current.hasVelocity ? "with velocities" : "positions only"],
     ["θ, and its floor", current.theta === null ? "–" : show(current.theta), `floor ${current.thetaFloor === null ? "–" : show(current.thetaFloor)}`],
     ["edge of stability", show(current.maxStableLr), `η at h = ${show(state.curvature)}`],
-    ["noise of the average", show(current.noise), "× that of SGD"],
+    ["noise left", show(current.noise), "× that of SGD"],
   ];
   const bad = new Set([current.regime === "unstable" && 2, current.theta < current.thetaFloor && 3, !current.isStable && 4, !current.isStable && 5]);
   const list = byId("numbers");
@@ -2174,18 +2221,17 @@ const THICK = { colour: "var(--belay)", width: 2.75 };
 
 // Root locus: the eigenvalues of a step in the complex plane, while the curvature grows.
 
-const locus = { curvatures: [], roots: [] };
+const locus = { key: "", curvatures: [], roots: [], branches: [] };
 
 function renderLocus() {
   const plot = makePlot(byId("locus"), squareAxes(byId("locus")));
   const edge = current.maxStableCurvature;
   sampleLocus(edge);
   drawUnitCircle(plot);
-  const branches = followBranches(locus.roots);
   const inside = locus.curvatures.findIndex((h) => h >= edge);
   const last = inside < 0 ? locus.curvatures.length - 1 : inside;
   for (let i = 0; i < 5; i++) {
-    const branch = branches[i] ?? [];
+    const branch = locus.branches[i] ?? [];
     curve(plot, `stable${i}`, branch.slice(0, last + 1), { colour: "var(--ink)", width: 1.75 });
     curve(plot, `unstable${i}`, branch.slice(last), { colour: "var(--bad)", width: 1.5, dash: "3 4" });
   }
@@ -2195,17 +2241,26 @@ function renderLocus() {
 
 /** Return axes with the unit circle in view and equal scales. */
 function squareAxes(svg) {
-  const { width, height } = svg.getBoundingClientRect();
+  const { width, height } = sizeOf(svg);
   const unit = Math.min((width - 48) / 2.9, (height - 30) / 2.5);
   const [across, up] = [(width - 48) / unit / 2, (height - 30) / unit / 2];
   const x = { domain: [-0.2 - across, -0.2 + across], ticks: [-1, 0, 1] };
   return { x, y: { domain: [-up, up], ticks: [-1, 0, 1] }, margin: [6, 12, 24, 36] };
 }
 
+/** Compute the locus, unless the curvature alone has changed: it only moves the roots along it. */
 function sampleLocus(edge) {
+  const key = JSON.stringify({ ...state, curvature: 0, x: 0, y: 0, m1: String(state.m1), edge });
+  if (locus.key === key) return;
+  locus.key = key;
   const middle = edge > 0 && edge < Infinity ? edge : state.curvature;
-  locus.curvatures = [...logSpace(middle * 1e-4, middle, 140), ...logSpace(middle * 1.0001, middle * 8, 70)];
+  const count = current.eigenvalues.length > 2 ? 110 : 180;
+  const even = Array.from({ length: count }, (_, i) => (middle * (i + 1)) / count); // branches turn sharply near the edge
+  const slow = logSpace(middle * 1e-4, middle, count / 3);
+  const beyond = logSpace(middle * 1.0001, middle * 8, count / 3);
+  locus.curvatures = [...even, ...slow, ...beyond].sort((a, b) => a - b);
   locus.roots = rootLocus(state, locus.curvatures);
+  locus.branches = followBranches(locus.roots);
 }
 
 /** Join the roots of one curvature to the nearest roots of the next: one branch per root. */
@@ -2311,10 +2366,12 @@ function buildLocus() {
   makeDraggable(plane, plane, { move: dragRoots });
 }
 
+const rootWords = (count) => (count === 1 ? "the root lies" : count === 2 ? "both roots lie" : `all ${count} roots lie`);
+
 function sayLocus() {
   const { isStable, radius, maxStableCurvature: edge } = current;
   const verdict = isStable
-    ? `all ${show(current.eigenvalues.length)} roots lie inside the unit circle, and errors shrink to ${show(radius, 4)} of themselves per step`
+    ? `${rootWords(current.eigenvalues.length)} inside the unit circle, and errors shrink to ${show(radius, 4)} of themselves per step`
     : `a root lies at ${show(radius, 4)}, outside the unit circle, and errors grow`;
   const where = edge > 0 && edge < Infinity ? ` The edge of stability (◇) is at h = ${show(edge)}.` : "";
   setText(byId("locus-text"), `At curvature h = ${show(state.curvature)}, ${verdict}.${where} Drag a root or the handle.`);
@@ -2396,7 +2453,7 @@ function sayNoise({ here, ema, critical }) {
   const best = critical.findLast((point) => point.speed <= here.speed * 1.001);
   const ratio = best ? here.noise / best.noise : NaN;
   const slower = here.speed < ema[0].speed || !best;
-  const compared = slower || here.speed > critical.at(-1).speed * 1.01 ? "" : `, ${show(ratio)} times the least that is possible at this speed (theorem 3)`;
+  const compared = slower || here.speed > critical.at(-1).speed * 1.01 ? "" : `, ${ratio < 1.02 ? "" : `${show(ratio)} times `}the least that is possible at this speed (theorem 3)`;
   setText(byId("noise-text"), `The dot is this setting: a step removes ${show(here.speed * 100)}% of the error, and the average keeps ${show(here.noise)} of the variance of SGD's weights${compared}.`);
 }
 
@@ -2421,8 +2478,8 @@ function renderImpulse() {
 }
 
 function impulseLength() {
-  const memory = current.halfLife ?? 3 * state.every;
-  return clamp(Math.ceil((Number.isFinite(memory) ? memory : 100) * 7), 16, 4000);
+  if (current.halfLife === null) return 4 * state.every;
+  return clamp(Math.ceil((Number.isFinite(current.halfLife) ? current.halfLife : 100) * 7), 16, 4000);
 }
 
 /** Draw how much each step of the past counts in the average, as a shade behind the curves, its largest at half height. */
@@ -2483,25 +2540,29 @@ const RACE = { steps: 2000, contour: 240, bands: 11, near: 0.01 };
 // The report's colours, in the order of raceLanes: two optimizers for each. The shape of the marker doubles the colour.
 const SIGNS = [["belay", "circle"], ["ema", "square"], ["plain", "triangle"]];
 
-const race = { paths: [], at: 0, due: 0, drawn: 0, hidden: new Set(), travelled: [], domain: [1e-3, 1] };
+const race = { seen: false, stale: true, paths: [], at: 0, due: 0, drawn: 0, hidden: new Set(), travelled: [], domain: [1e-3, 1] };
 let raceMotion;
 
 const raceFunction = () => functionOf(state.fn);
 
 function planeScales() {
-  const { width, height } = byId("plane-frame").getBoundingClientRect();
+  const { width, height } = sizeOf(byId("plane-frame"));
   const [left, right, low, high] = raceFunction().box;
   return { x: makeScale([left, right], [0, width]), y: makeScale([low, high], [height, 0]) };
 }
 
 /** Compute all paths anew, and draw them up to the step that is shown. */
 function rerunRace() {
+  race.stale = false;
   race.paths = runPaths();
   race.domain = lossDomain();
   redrawRace();
   sayRace();
 }
-const rerunRaceSoon = once(rerunRace);
+const rerunRaceSoon = once(() => {
+  race.stale = !race.seen; // out of sight: later, so that sliders above stay light
+  if (race.seen) rerunRace();
+});
 
 /** Return the path of every lane: points of weights and average, losses, the step of arrival and of divergence. */
 function runPaths() {
@@ -2550,6 +2611,12 @@ function lossDomain() {
   return [10 ** Math.floor(Math.log10(Math.min(low, first / 10))), 10 ** Math.ceil(Math.log10(first * 30))];
 }
 
+/** Run the race anew when it comes into sight, if something has changed since. */
+function watchRace(entries) {
+  race.seen = entries.at(-1).isIntersecting;
+  if (race.seen) freshenRace();
+}
+
 function redrawRace() {
   drawContour();
   const { context, width, height } = fitCanvas(byId("trails"));
@@ -2584,7 +2651,20 @@ function drawContour() {
   context.drawImage(contourImage(raceFunction()), 0, 0, width, height);
   const { x, y } = planeScales();
   drawCross(context, x(0), y(0));
+  drawPlaneTicks(context, x, y, height);
 }
+
+/** Write a few coordinates along the edges of the plane, inside it. */
+function drawPlaneTicks(context, x, y, height) {
+  context.font = canvasFont();
+  context.fillStyle = colours.quiet;
+  context.textAlign = "center";
+  for (const value of roundTicks(x.domain, 5).slice(1, -1)) context.fillText(show(value), x(value), height - 7);
+  context.textAlign = "left";
+  for (const value of roundTicks(y.domain, 5).slice(1, -1)) context.fillText(show(value), 7, y(value) + 4);
+}
+
+const canvasFont = () => getComputedStyle(document.body).font.replace(/[\d.]+px/, "12px");
 
 function contourImage(loss) {
   const n = RACE.contour;
@@ -2644,6 +2724,7 @@ function drawPiece(context, lane, place, from, to, { thickness, opacity, travell
   context.globalAlpha = opacity;
   context.lineWidth = thickness;
   context.lineJoin = "round";
+  context.lineCap = lane.dashed ? "butt" : "round"; // pieces of a solid line must not show where they meet
   context.setLineDash(lane.dashed ? [6, 4] : []);
   context.lineDashOffset = travelled[which];
   context.beginPath();
@@ -2694,7 +2775,7 @@ function drawMarker(context, lane, x, y, size) {
 // Losses below the plane: both axes logarithmic, as in the report's figures.
 
 function lossScales() {
-  const { width, height } = byId("losses-frame").getBoundingClientRect();
+  const { width, height } = sizeOf(byId("losses-frame"));
   return {
     x: makeScale([1, RACE.steps + 1], [46, width - 10], true),
     y: makeScale(race.domain, [height - 34, 8], true),
@@ -2705,7 +2786,7 @@ function drawLossAxes() {
   const { context, width, height } = fitCanvas(byId("losses"));
   context.clearRect(0, 0, width, height);
   const { x, y } = lossScales();
-  context.font = getComputedStyle(document.body).font.replace(/[\d.]+px/, "12px");
+  context.font = canvasFont();
   context.fillStyle = colours.quiet;
   context.strokeStyle = colours.faint;
   context.lineWidth = 1;
@@ -2800,8 +2881,8 @@ function drawLanes() {
 const hasArrived = (path) => path.arrived !== null && race.at >= path.arrived && race.at > 0;
 
 function laneWords(path) {
-  if (race.at >= path.lost) return `diverged, step ${path.lost}`;
-  return hasArrived(path) ? `below 1%, step ${path.arrived}` : "";
+  if (race.at >= path.lost) return `diverged at ${path.lost}`;
+  return hasArrived(path) ? `below 1% at ${path.arrived}` : "";
 }
 
 function setText(node, text) {
@@ -2857,7 +2938,13 @@ function resetRace() {
   drawRaceButtons();
 }
 
+/** Run the race anew if something has changed while it was out of sight. */
+function freshenRace() {
+  if (race.stale) rerunRace();
+}
+
 function toggleRace() {
+  freshenRace();
   if (raceMotion.running) raceMotion.stop();
   else {
     if (race.at >= RACE.steps) resetRace();
@@ -2883,13 +2970,15 @@ function buildRace() {
   makeDraggable(byId("plane-frame"), byId("plane-frame"), { move: startAt });
   makeKeyable(byId("start"), (across, up) => {
     const { x, y } = planeScales();
-    const frame = byId("plane-frame").getBoundingClientRect();
+    const frame = sizeOf(byId("plane-frame"));
     startAt(x(state.x) + (across * frame.width) / 100, y(state.y) - (up * frame.height) / 100);
   });
+  new IntersectionObserver(watchRace, { rootMargin: "200px" }).observe(byId("race"));
   byId("race-run").addEventListener("click", toggleRace);
   byId("race-reset").addEventListener("click", resetRace);
   byId("race-step").addEventListener("click", () => {
     raceMotion.stop();
+    freshenRace();
     walkRace(1);
     drawRaceButtons();
   });
@@ -3059,9 +3148,23 @@ function start() {
   rerunRace();
   drawRaceButtons();
   addEventListener("hashchange", readAddress);
-  new ResizeObserver(once(renderAll)).observe(byId("main"));
+  watchSizes();
   stillness.addEventListener("change", quietDown);
   if (!stillness.matches) startStage();
+}
+
+/** Draw everything anew when the page becomes wider or narrower; a longer text changes its height alone. */
+function watchSizes() {
+  let width = byId("main").clientWidth;
+  const redraw = once(() => {
+    sizes = new WeakMap();
+    renderAll();
+  });
+  new ResizeObserver(() => {
+    if (byId("main").clientWidth === width) return;
+    width = byId("main").clientWidth;
+    redraw();
+  }).observe(byId("main"));
 }
 
 /** Stop all motion when a reader asks for stillness. */
