@@ -47,7 +47,7 @@ def differences(now: Any, kept: Any, where: str, tolerance: float) -> list[str]:
     return [] if now == kept else [f"{where}: {now!r} and {kept!r}"]
 
 
-# Golden values --------------------------------------------------------------------------------------------------------
+# Golden values ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -100,11 +100,12 @@ def test_the_check_finds_a_value_that_differs_in_the_eleventh_digit() -> None:
         assert any(line.startswith(f"{name} of ") for line in failures), name
 
 
-# What the page begins with ----------------------------------------------------------------------------------------------
+# What the page begins with ----------------------------------------------------------------------------------------
 
 
 def test_presets_are_the_papers_settings_and_their_relatives() -> None:
-    states = evaluate("Object.fromEntries(explorer.PRESETS.map(({id}) => [id, explorer.withPreset(explorer.DEFAULT, id)]))")
+    pairs = "explorer.PRESETS.map(({ id }) => [id, explorer.withPreset(explorer.DEFAULT, id)])"
+    states = evaluate(f"Object.fromEntries({pairs})")
     found = {name: golden.method_of(_read(state)) for name, state in states.items()}
     assert found.pop("plane") == replace_unstable(PAPER_SPRING)
     assert found.pop("mnist") == replace_unstable(Spring(k=1.0, m1=2000.0, m2=500.0))
@@ -136,7 +137,8 @@ def _read(state: dict[str, Any]) -> dict[str, Any]:
 def test_the_functions_are_those_of_the_laboratory() -> None:
     points = torch.rand(20, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 2 - 1
     found = evaluate(
-        "explorer.FUNCTIONS.map((f) => ({...f, values: data.map((w) => f.value(...w)), slopes: data.map((w) => f.gradient(...w))}))",
+        "explorer.FUNCTIONS.map((f) => ({...f, values: data.map((w) => f.value(...w)),"
+        "slopes: data.map((w) => f.gradient(...w))}))",
         points.tolist(),
     )
     assert [each["name"] for each in found] == [function.name for function in (*FUNCTIONS, QUADRATIC)]
@@ -145,7 +147,9 @@ def test_the_functions_are_those_of_the_laboratory() -> None:
         function.gradient_(points, out=slopes)
         assert each["curvature"] == function.curvature
         assert tuple(each["start"]) == START.get(function.name, (-1, 1))
-        torch.testing.assert_close(torch.tensor(each["values"], dtype=torch.float64), function(points), rtol=1e-13, atol=0)
+        torch.testing.assert_close(
+            torch.tensor(each["values"], dtype=torch.float64), function(points), rtol=1e-13, atol=0
+        )
         torch.testing.assert_close(torch.tensor(each["slopes"], dtype=torch.float64), slopes, rtol=1e-13, atol=1e-15)
     assert [each["noise"] for each in found] == [0, 0, 0, 0, NOISE]
 
@@ -158,12 +162,27 @@ def test_the_lanes_are_the_six_of_the_report_in_its_colours() -> None:
     assert [lane["inner"] for lane in lanes] == [arm.inner for arm in PAPER_ARMS]
 
 
-# Texts ------------------------------------------------------------------------------------------------------------------
+# Texts ----------------------------------------------------------------------------------------
 
 
 def test_numbers_are_written_as_python_writes_them() -> None:
     rng = random.Random(3)
-    values = [0.0, 1.0, 0.5, 0.03125, 0.000244140625, 2.5, 1.25e-5, 9.9995e5, 999999.5, 1e16, 1e15, 1e22, 1e-5, 123456.5]
+    values = [
+        0.0,
+        1.0,
+        0.5,
+        0.03125,
+        0.000244140625,
+        2.5,
+        1.25e-5,
+        9.9995e5,
+        999999.5,
+        1e16,
+        1e15,
+        1e22,
+        1e-5,
+        123456.5,
+    ]
     values += [rng.choice((1, -1)) * 10 ** rng.uniform(-12, 20) for _ in range(300)]
     values += [rng.randrange(1, 2**20) / 2 ** rng.randrange(0, 20) for _ in range(300)]  # many ties
     found = evaluate(
@@ -198,12 +217,20 @@ def test_a_setting_that_python_refuses_has_the_words_of_its_error() -> None:
 
 
 def test_values_that_are_not_numbers_are_a_problem_and_no_error() -> None:
-    bad = [{"lr": None}, {"mode": "sprong"}, {"k": "1"}, {"momentum": 1.0}, {"curvature": 0.0}, {"noise": -1.0}, {"m1": None}]
+    bad = [
+        {"lr": None},
+        {"mode": "sprong"},
+        {"k": "1"},
+        {"momentum": 1.0},
+        {"curvature": 0.0},
+        {"noise": -1.0},
+        {"m1": None},
+    ]
     found = evaluate("data.map((state) => explorer.problem({...explorer.DEFAULT, ...state}))", bad)
     assert all(isinstance(words, str) for words in found), found
 
 
-# Taking it home -----------------------------------------------------------------------------------------------------------
+# Taking it home ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -222,13 +249,35 @@ def test_the_snippet_runs_as_it_is_and_has_the_setting(capsys: pytest.CaptureFix
         if isinstance(right, Spring):
             assert (names["method"].inertia1, names["method"].inertia2) == (right.inertia1, right.inertia2), program
         (group,) = names["optimizer"].param_groups
-        assert (group["lr"], group["momentum"], group["dampening"]) == (state["lr"], state["momentum"], state["momentum"])
+        assert (group["lr"], group["momentum"], group["dampening"]) == (
+            state["lr"],
+            state["momentum"],
+            state["momentum"],
+        )
         assert names["belay"].step == 10
         assert "tensor(" in capsys.readouterr().out
 
 
-GARBAGE = ["", "#", "#k", "#k=", "#k=abc&m1=1e999x", "#k=-5", "#mode=%E0%A4%A", "#m1=NaN&lr=0", "#__proto__=1&constructor=2"]
-GARBAGE += ["#every=2.5&step=1&seed=-1", "#fn=nothing&x=1e99", "#k=%20&m2=-inf", "=&=&&&", "#momentum=1", "💥", "#k=2=3"]
+GARBAGE = [
+    "",
+    "#",
+    "#k",
+    "#k=",
+    "#k=abc&m1=1e999x",
+    "#k=-5",
+    "#mode=%E0%A4%A",
+    "#m1=NaN&lr=0",
+    "#__proto__=1&constructor=2",
+]
+GARBAGE += [
+    "#every=2.5&step=1&seed=-1",
+    "#fn=nothing&x=1e99",
+    "#k=%20&m2=-inf",
+    "=&=&&&",
+    "#momentum=1",
+    "💥",
+    "#k=2=3",
+]
 
 
 def test_an_address_of_garbage_is_the_setting_that_the_page_opens_with() -> None:

@@ -1,8 +1,8 @@
 """Golden values of the explorer: what Python says about random settings, and paths of torch's optimizers with `Belay`.
 
-`docs/explorer/explorer.js` computes the same in a browser. The values come from `physics` and from `torchbelay explain`.
-What these do not have (motion with velocities, rounds of Lookahead, gains over frequencies) is computed here from the
-oracle of `ops/reference.py`, with many digits. Write the file anew after a change of a formula:
+`docs/explorer/explorer.js` computes the same in a browser. The values come from `physics` and from `torchbelay
+explain`. What these do not have (motion with velocities, rounds of Lookahead, gains over frequencies) is computed here
+from the oracle of `ops/reference.py`, with many digits. Write the file anew after a change of a formula:
 
     PYTHONPATH=src:tests python tests/helpers/explorer_golden.py
 """
@@ -53,7 +53,7 @@ DEFAULT |= {"c": 0.05, "every": 6, "alpha": 0.5, "mu": 0.9, "step": 100, "lr": 0
 DEFAULT |= {"noise": 1.0, "fn": "Rosenbrock", "x": -0.2, "y": 0.3, "seed": 1, "speed": 30}
 
 
-# Settings ------------------------------------------------------------------------------------------------------------
+# Settings -------------------------------------------------------------------------------------------------------------
 
 
 def random_states(count: int = SETTINGS, seed: int = 20) -> Iterator[State]:
@@ -64,13 +64,19 @@ def random_states(count: int = SETTINGS, seed: int = 20) -> Iterator[State]:
         """Return a number evenly spread in its logarithm, with four digits, as a slider gives."""
         return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.4g}")
 
-    modes = ("free",) * 7 + ("velocity",) * 5 + ("centred",) * 4 + ("schedule-free", "nesterov", "lookahead", "lookahead")
+    modes = (
+        ("free",) * 7 + ("velocity",) * 5 + ("centred",) * 4 + ("schedule-free", "nesterov", "lookahead", "lookahead")
+    )
     for _ in range(count):
         mode = rng.choice(modes)
         state: State = {"mode": "spring" if mode in ("free", "velocity") else mode}
         if state["mode"] == "spring":
             k = spread(0.01, 10)
-            state |= {"k": k, "m1": float(f"{k / 2 / spread(1e-4, 0.9):.4g}"), "m2": float(f"{k / 2 / spread(1e-4, 0.9):.4g}")}
+            state |= {
+                "k": k,
+                "m1": float(f"{k / 2 / spread(1e-4, 0.9):.4g}"),
+                "m2": float(f"{k / 2 / spread(1e-4, 0.9):.4g}"),
+            }
             if rng.random() < 0.15:
                 state["m1"] = math.inf
             if mode == "velocity":
@@ -85,7 +91,10 @@ def random_states(count: int = SETTINGS, seed: int = 20) -> Iterator[State]:
         elif mode == "nesterov":
             state |= {"mu": rng.choice((0.5, 0.9, 0.99, round(rng.uniform(0, 0.99), 4)))}
         else:
-            state |= {"mu": rng.choice((0.5, 0.9, 0.0, round(rng.uniform(0, 0.99), 4))), "step": rng.choice((2, 10, 100, 1000))}
+            state |= {
+                "mu": rng.choice((0.5, 0.9, 0.0, round(rng.uniform(0, 0.99), 4))),
+                "step": rng.choice((2, 10, 100, 1000)),
+            }
         state["momentum"] = rng.choice((0.0, 0.0, 0.0, 0.5, 0.9, 0.99, round(rng.uniform(0, 0.99), 3)))
         state |= {"curvature": spread(0.01, 1000), "noise": spread(0.1, 10), "lr": 1.0}
         limit = range_of(DEFAULT | state)
@@ -136,7 +145,7 @@ def has_velocity(state: State) -> bool:
     return isinstance(method, Spring) and method.has_velocity
 
 
-# Quantities that Python does not have: from single steps of the oracle -----------------------------------------------------
+# Quantities that Python does not have: from single steps of the oracle ------------------------------------------------
 
 
 def oracle(state: State, at: list[Any], u: Any, step: int) -> list[Any]:
@@ -210,7 +219,7 @@ def range_of_rounds(state: State) -> float:
     return float(low)
 
 
-# All outputs of a state ----------------------------------------------------------------------------------------------------
+# All outputs of a state -----------------------------------------------------------------------------------------------
 
 
 def range_of(state: State) -> float:
@@ -325,7 +334,12 @@ def outputs(state: State) -> dict[str, Any]:
     limit, found = range_of(s), eigenvalues_of(s, lr * h)
     if spring:
         facts = _facts(method, lr, h, None)
-        own = {"theta": facts["theta"], "regime": facts["regime"], "decay": facts["decay"], "halfLife": facts["half_life"]}
+        own = {
+            "theta": facts["theta"],
+            "regime": facts["regime"],
+            "decay": facts["decay"],
+            "halfLife": facts["half_life"],
+        }
         scale = facts["effective_lr_scale"]
     else:
         left, scale = abs(1 - c.rate), method.effective_lr_scale if rounds else c.effective_lr_scale
@@ -365,7 +379,7 @@ def outputs(state: State) -> dict[str, Any]:
     }
 
 
-# Paths ---------------------------------------------------------------------------------------------------------------------
+# Paths ----------------------------------------------------------------------------------------------------------------
 
 
 def noise_pairs(seed: int, count: int) -> list[list[float]]:
@@ -448,7 +462,7 @@ def paths(race: dict[str, Any]) -> dict[str, Any]:
     return {"fn": race["fn"], "start": first, **about, "at": list(KEPT), "lanes": lanes}
 
 
-# The file ------------------------------------------------------------------------------------------------------------------
+# The file -------------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -1,7 +1,7 @@
 """The explorer's page as one file, which a browser opens from disk. Its sources are HTML, CSS and JavaScript alone.
 
-The repository has them in docs/explorer, as the site shows them; a wheel has them beside this file. Browsers do not load
-a module or a style sheet from a folder on disk, so both are written into the page.
+The repository has them in docs/explorer, as the site shows them; a wheel has them beside this file. Browsers do not
+load a module from a folder on disk, so the script is written into the page, and with it the style.
 """
 
 from pathlib import Path
