@@ -1638,20 +1638,28 @@ let colours = {};
 
 // Handles ----------------------------------------------------------------------------------------------------------
 
-/** Let an element be dragged: `move(x, y)` gets pixels relative to `frame`. */
-function makeDraggable(element, frame, { start = () => {}, move, end = () => {} }) {
+/** Let an element be dragged: `move(x, y)` gets pixels relative to `frame`.
+ *
+ * A large element has a small `hand` in it. A mouse may begin anywhere; a finger drags the hand only, or taps: with a
+ * drag from anywhere else it scrolls the page.
+ */
+function makeDraggable(element, frame, { move, end = () => {}, hand = null }) {
   const place = (event) => {
     const box = frame.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
   };
+  const scrolls = (event) => event.pointerType === "touch" && hand && !byId(hand).contains(event.target);
   element.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    event.preventDefault(); // no selection of text, no scrolling
+    if (event.button !== 0 || scrolls(event)) return;
+    event.preventDefault(); // no selection of text
     element.setPointerCapture(event.pointerId);
-    element.focus?.({ preventScroll: true });
-    start(...place(event));
+    (hand ? byId(hand) : element).focus({ preventScroll: true });
     move(...place(event));
   });
+  // Instead of the style touch-action, which browsers ignore on some shapes inside an SVG.
+  const still = (event) => (!hand || byId(hand).contains(event.target)) && event.preventDefault();
+  element.addEventListener("touchstart", still, { passive: false });
+  if (hand) element.addEventListener("click", (event) => move(...place(event)));
   element.addEventListener("pointermove", (event) => {
     if (element.hasPointerCapture(event.pointerId)) move(...place(event));
   });
@@ -2466,8 +2474,9 @@ function buildLocus() {
   const plane = byId("locus");
   strip.classList.add("grab");
   plane.classList.add("grab");
-  makeDraggable(strip, strip, { move: (x) => setCurvature(makePlot(strip, edgeAxes()).x.invert(x)) });
-  makeDraggable(plane, plane, { move: dragRoots });
+  const along = (x) => setCurvature(makePlot(strip, edgeAxes()).x.invert(x));
+  makeDraggable(strip, strip, { move: along, hand: "curvature-handle" });
+  makeDraggable(plane, plane, { move: dragRoots, hand: "curvature-handle" });
 }
 
 const rootWords = (count) =>
@@ -3172,7 +3181,7 @@ function buildRace() {
   buildLanes();
   buildFunctions();
   raceMotion = makeMotion(advanceRace);
-  makeDraggable(byId("plane-frame"), byId("plane-frame"), { move: startAt });
+  makeDraggable(byId("plane-frame"), byId("plane-frame"), { move: startAt, hand: "start" });
   makeKeyable(byId("start"), (across, up) => {
     const { x, y } = planeScales();
     const frame = sizeOf(byId("plane-frame"));
