@@ -276,9 +276,16 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
     if len(dtypes) == 1 and not dtypes & _NARROW:  # the usual case, and fast
         return [list(tensors) for tensors in lists]
     columns = []
+    narrow: list[tuple[Tensor, Tensor]] = []  # what is copied together: one launch for many tensors of a GPU
     for group in zip(*lists, strict=True):
         wide = widest(*group)
-        columns.append([t.to(wide) for t in group])
+        together = group[0].is_cuda
+        columns.append([torch.empty_like(t, dtype=wide) if together and t.dtype != wide else t.to(wide) for t in group])
+        if together:
+            narrow += [(new, t) for new, t in zip(columns[-1], group, strict=True) if new is not t]
+    for dtype in {(new.dtype, t.dtype) for new, t in narrow}:
+        some = [pair for pair in narrow if (pair[0].dtype, pair[1].dtype) == dtype]
+        torch._foreach_copy_([new for new, _ in some], [t for _, t in some])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
