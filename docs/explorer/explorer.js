@@ -1395,8 +1395,8 @@ if (typeof document !== "undefined") {
 
 // ---- Page --------------------------------------------------------------------------------------------------------------
 // Everything below draws and listens. It holds no formula: numbers come from the functions above, colours from the
-// style sheet. Figures are SVG, so that text stays text and handles can have the focus; what moves at every frame of the
-// race is drawn on canvases, piece by piece.
+// style sheet. Figures are SVG, so that text stays text and handles can have the focus. What moves at every frame of
+// the race is drawn on canvases, piece by piece.
 
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
@@ -1415,7 +1415,7 @@ function show(value, digits = 3) {
     const [mantissa, power] = value.toExponential(Math.max(0, digits - 2)).split("e");
     return `${mantissa.replace(/\.0+$/, "")}e${power.replace("+", "")}`.replaceAll("-", "−");
   }
-  const text = size >= 1000 ? Math.round(value).toString() : Number(value.toPrecision(digits)).toString();
+  const text = size >= 1000 && digits > 2 ? Math.round(value).toString() : Number(value.toPrecision(digits)).toString();
   return text.replace("-", "−");
 }
 
@@ -1428,7 +1428,8 @@ function readNumber(text) {
 
 const steps = (count) => `${show(count)} ${show(count) === "1" ? "step" : "steps"}`;
 
-// Sizes: measured once, and again after a change of the window, since a measurement in every frame costs more than all else.
+// Sizes: measured once, and again after a change of the window. A measurement in every frame would cost more than the
+// rest of the frame.
 
 let sizes = new WeakMap();
 
@@ -1526,7 +1527,11 @@ function drawAxes(plot, x, y, [left, right, top, bottom]) {
   for (const [i, value] of across.entries()) {
     const at = plot.x(value);
     draw("path", { class: "grid", d: `M${at} ${top}V${bottom}` }, axes);
-    draw("text", { x: at, y: bottom + 15, "text-anchor": "middle", text: x.names?.[i] ?? tickText(value, x.log) }, axes);
+    draw(
+      "text",
+      { x: at, y: bottom + 15, "text-anchor": "middle", text: x.names?.[i] ?? tickText(value, x.log) },
+      axes,
+    );
   }
   for (const value of up) {
     const at = plot.y(value);
@@ -1690,7 +1695,7 @@ const ARROWS = {
   PageUp: [0, 10],
 };
 
-/** Let arrow keys move a handle: `move(across, up, event)` gets whole steps, ten with Shift; Home and End go to `ends`. */
+/** Let arrow keys move a handle: `move(across, up)` gets whole steps, ten with Shift; Home and End call `ends`. */
 function makeKeyable(element, move, ends) {
   element.addEventListener("keydown", (event) => {
     const times = event.shiftKey ? 10 : 1;
@@ -1714,7 +1719,18 @@ function setSlider(element, { now, low, high, text }) {
 const STAGE = { margin: 48, rail1: 46, rail2: 122, tape: 166, speed: 64, reach: 1, stride: 0.25 };
 const REST = 0.004; // of the stage: masses that are this near to each other, and stay, are at rest
 
-const scene = { body: null, before: null, shown: [0, 0], held: null, due: 0, tape: [], clock: 0, rate: 60, lost: false, touched: false };
+const scene = {
+  body: null,
+  before: null,
+  shown: [0, 0],
+  held: null,
+  due: 0,
+  tape: [],
+  clock: 0,
+  rate: 60,
+  lost: false,
+  touched: false,
+};
 let stageMotion;
 
 function stageScale() {
@@ -1754,7 +1770,8 @@ const mover = { state: null, step: 0, found: null };
 /** Return the motion of a step; most methods have the same at every step, and it is not computed again. */
 function stageMover(step) {
   const varies = ["lookahead", "schedule-free"].includes(state.mode);
-  if (mover.state !== state || (varies && mover.step !== step)) Object.assign(mover, { state, step, found: moverOf(state, step) });
+  if (mover.state !== state || (varies && mover.step !== step))
+    Object.assign(mover, { state, step, found: moverOf(state, step) });
   return mover.found;
 }
 
@@ -1931,7 +1948,10 @@ function drawMass(which, x, y, radius, share) {
   setAttributes(halo, { r: radius + 5 });
   setAttributes(hit, { r: Math.max(22, radius) });
   const still = share === 0 ? "4 3" : "none"; // a mass that the spring cannot move has a broken outline
-  setAttributes(body, { r: radius, style: `fill:var(--raised);stroke:${colour};stroke-width:3;stroke-dasharray:${still}` });
+  setAttributes(body, {
+    r: radius,
+    style: `fill:var(--raised);stroke:${colour};stroke-width:3;stroke-dasharray:${still}`,
+  });
   const place = scene.shown[which - 1];
   setSlider(group, { now: place.toFixed(3), low: -1, high: 1, text: show(Number(place.toFixed(2))) });
 }
@@ -1940,13 +1960,17 @@ function drawMass(which, x, y, radius, share) {
 function drawCoil([x1, x2], [y1, y2], [radius1, radius2]) {
   const turns = 16;
   const length = Math.hypot(x2 - x1, y2 - y1);
-  const [along, across] = [[(x2 - x1) / length, (y2 - y1) / length], [-(y2 - y1) / length, (x2 - x1) / length]];
+  const [along, across] = [
+    [(x2 - x1) / length, (y2 - y1) / length],
+    [-(y2 - y1) / length, (x2 - x1) / length],
+  ];
   const [start, end] = [radius1, length - radius2];
   let path = "";
   for (let i = 0; i <= turns; i++) {
     const at = mix(start, end, i === 0 ? 0 : i === turns ? 1 : 0.1 + (0.8 * (i - 0.5)) / (turns - 1));
     const off = i === 0 || i === turns ? 0 : i % 2 ? 7 : -7;
-    path += `${i ? "L" : "M"}${(x1 + along[0] * at + across[0] * off).toFixed(1)} ${(y1 + along[1] * at + across[1] * off).toFixed(1)}`;
+    const [x, y] = [x1 + along[0] * at + across[0] * off, y1 + along[1] * at + across[1] * off];
+    path += `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
   }
   const repels = current.coupling.a < 0;
   const style = `stroke:var(--coil);stroke-width:1.5;stroke-dasharray:${repels ? "3 3" : "none"}`;
@@ -1956,7 +1980,10 @@ function drawCoil([x1, x2], [y1, y2], [radius1, radius2]) {
 /** Draw the pull on each mass as an arrow along its rail: the heavier mass has the shorter one. */
 function drawForces([x1, x2], [y1, y2], [a, b]) {
   const unit = 0.3 / Math.max(Math.abs(a), Math.abs(b), 1e-12);
-  const arrow = (x, y, pull) => (Math.abs(pull) < 3 ? "" : `M${x} ${y}h${pull}m${-5 * Math.sign(pull)} -4l${5 * Math.sign(pull)} 4l${-5 * Math.sign(pull)} 4`);
+  const arrow = (x, y, pull) =>
+    Math.abs(pull) < 3
+      ? ""
+      : `M${x} ${y}h${pull}m${-5 * Math.sign(pull)} -4l${5 * Math.sign(pull)} 4l${-5 * Math.sign(pull)} 4`;
   const style = "stroke:var(--coil);stroke-width:1.5";
   const above = massRadius(a) + 9;
   const below = massRadius(b) + 9;
@@ -1974,7 +2001,11 @@ function drawHint(x) {
 function drawMinimum(scale) {
   const shown = byId("stage-push").checked;
   const { height } = sizeOf(byId("stage"));
-  setAttributes(byId("stage-zero"), { d: shown ? `M${scale(0)} 14V${height}` : "", class: "axis", style: "stroke-dasharray:2 4" });
+  setAttributes(byId("stage-zero"), {
+    d: shown ? `M${scale(0)} 14V${height}` : "",
+    class: "axis",
+    style: "stroke-dasharray:2 4",
+  });
   setAttributes(byId("stage-zero-text"), { x: scale(0), y: 11, visibility: shown ? "visible" : "hidden" });
 }
 
@@ -1984,9 +2015,13 @@ function drawTape(scale) {
   const oldest = scene.clock - (height - STAGE.tape) / STAGE.speed;
   while (scene.tape.length > 2 && scene.tape[1][0] < oldest) scene.tape.shift();
   context.lineJoin = "round";
-  for (const [index, colour, thickness] of [[1, colours.plain, 1.25], [2, colours.belay, 2.75]]) {
+  for (const [index, colour, thickness] of [
+    [1, colours.plain, 1.25],
+    [2, colours.belay, 2.75],
+  ]) {
     context.beginPath();
-    for (const entry of scene.tape) context.lineTo(scale(entry[index]), STAGE.tape + (scene.clock - entry[0]) * STAGE.speed);
+    for (const entry of scene.tape)
+      context.lineTo(scale(entry[index]), STAGE.tape + (scene.clock - entry[0]) * STAGE.speed);
     context.strokeStyle = colour;
     context.lineWidth = thickness;
     context.stroke();
@@ -2154,7 +2189,25 @@ function update(changes, source = null) {
   writeAddressLater();
 }
 const sources = new Set(); // sliders that are moved right now: they are where the hand is, and are not set back
-const RACERS = ["mode", "k", "m1", "m2", "damping", "follow", "theta", "c", "every", "alpha", "mu", "lr", "momentum", "fn", "x", "y", "seed"];
+const RACERS = [
+  "mode",
+  "k",
+  "m1",
+  "m2",
+  "damping",
+  "follow",
+  "theta",
+  "c",
+  "every",
+  "alpha",
+  "mu",
+  "lr",
+  "momentum",
+  "fn",
+  "x",
+  "y",
+  "seed",
+];
 
 function renderControls() {
   const derived = centredOf(state);
@@ -2214,13 +2267,26 @@ const isNear = (a, b) => a === b || (typeof a === "number" && Math.abs(a - b) <=
 function renderNumbers() {
   const rows = [
     ["effective rate", show(current.effectiveLr), `${show(current.effectiveLrScale, 4)} × η`],
-    ["half-life", current.halfLife === null ? "–" : show(current.halfLife), current.halfLife === null ? `rounds of ${state.every} steps` : "steps"],
+    [
+      "half-life",
+      current.halfLife === null ? "–" : show(current.halfLife),
+      current.halfLife === null ? `rounds of ${state.every} steps` : "steps",
+    ],
     ["regime", current.regime, current.hasVelocity ? "with velocities" : "positions only"],
-    ["θ, and its floor", current.theta === null ? "–" : show(current.theta), `floor ${current.thetaFloor === null ? "–" : show(current.thetaFloor)}`],
+    [
+      "θ, and its floor",
+      current.theta === null ? "–" : show(current.theta),
+      `floor ${current.thetaFloor === null ? "–" : show(current.thetaFloor)}`,
+    ],
     ["edge of stability", show(current.maxStableLr), `η at h = ${show(state.curvature)}`],
     ["noise left", show(current.noise), "× that of SGD"],
   ];
-  const bad = new Set([current.regime === "unstable" && 2, current.theta < current.thetaFloor && 3, !current.isStable && 4, !current.isStable && 5]);
+  const bad = new Set([
+    current.regime === "unstable" && 2,
+    current.theta < current.thetaFloor && 3,
+    !current.isStable && 4,
+    !current.isStable && 5,
+  ]);
   const list = byId("numbers");
   while (list.children.length < rows.length) list.append(numberCell());
   rows.forEach(([words, value, unit], i) => {
@@ -2287,7 +2353,7 @@ function sampleLocus(edge) {
   locus.key = key;
   const middle = edge > 0 && edge < Infinity ? edge : state.curvature;
   const count = current.eigenvalues.length > 2 ? 110 : 180;
-  const even = Array.from({ length: count }, (_, i) => (middle * (i + 1)) / count); // branches turn sharply near the edge
+  const even = Array.from({ length: count }, (_, i) => (middle * (i + 1)) / count); // near the edge branches turn
   const slow = logSpace(middle * 1e-4, middle, count / 3);
   const beyond = logSpace(middle * 1.0001, middle * 8, count / 3);
   locus.curvatures = [...even, ...slow, ...beyond].sort((a, b) => a - b);
@@ -2312,9 +2378,21 @@ function followBranches(samples) {
 
 function drawUnitCircle(plot) {
   const [x, y, r] = [plot.x(0), plot.y(0), plot.x(1) - plot.x(0)];
-  mark(plot, "disc", "circle", { cx: x, cy: y, r, style: "fill:var(--stable);stroke:var(--critical);stroke-width:1.25" }, "ground");
+  mark(
+    plot,
+    "disc",
+    "circle",
+    { cx: x, cy: y, r, style: "fill:var(--stable);stroke:var(--critical);stroke-width:1.25" },
+    "ground",
+  );
   const [low, high] = plot.y.domain.map(plot.y);
-  mark(plot, "real", "path", { class: "grid", d: `M${plot.x.domain.map(plot.x)[0]} ${y}H${plot.x.domain.map(plot.x)[1]}` }, "ground");
+  mark(
+    plot,
+    "real",
+    "path",
+    { class: "grid", d: `M${plot.x.domain.map(plot.x)[0]} ${y}H${plot.x.domain.map(plot.x)[1]}` },
+    "ground",
+  );
   mark(plot, "imaginary", "path", { class: "grid", d: `M${x} ${low}V${high}` }, "ground");
 }
 
@@ -2324,7 +2402,11 @@ function drawRoots(plot, name, roots, shape) {
     const [low, high] = plot.x.domain;
     const seen = re > low && re < high && Math.abs(im) < plot.y.domain[1];
     const [x, y] = [plot.x(re), plot.y(im)];
-    const d = !seen ? "" : shape === "circle" ? `M${x - 6} ${y}a6 6 0 1 0 12 0a6 6 0 1 0 -12 0` : `M${x} ${y - 6}l6 6l-6 6l-6 -6z`;
+    const d = !seen
+      ? ""
+      : shape === "circle"
+        ? `M${x - 6} ${y}a6 6 0 1 0 12 0a6 6 0 1 0 -12 0`
+        : `M${x} ${y - 6}l6 6l-6 6l-6 -6z`;
     const fill = shape === "circle" ? (current.isStable ? "var(--belay)" : "var(--bad)") : "var(--raised)";
     const style = `fill:${fill};stroke:${shape === "circle" ? "var(--raised)" : "var(--bad)"};stroke-width:1.75`;
     mark(plot, `${name}${i}`, "path", { d, style }, name);
@@ -2360,9 +2442,21 @@ function renderEdge() {
   const edge = clamp(current.maxStableCurvature, plot.x.domain[0], plot.x.domain[1]);
   const [left, to, here] = [plot.x(plot.x.domain[0]), plot.x(edge), plot.x(clamp(state.curvature, ...plot.x.domain))];
   const [top, bottom] = [plot.y(1), plot.y(0)];
-  mark(plot, "stable", "rect", { x: left, y: top, width: to - left, height: bottom - top, style: "fill:var(--stable)" }, "ground");
+  mark(
+    plot,
+    "stable",
+    "rect",
+    { x: left, y: top, width: to - left, height: bottom - top, style: "fill:var(--stable)" },
+    "ground",
+  );
   const inside = current.maxStableCurvature <= plot.x.domain[1];
-  mark(plot, "edge", "path", { d: inside ? `M${to} ${top}V${bottom}` : "", style: "stroke:var(--bad);stroke-width:2" }, "ground");
+  mark(
+    plot,
+    "edge",
+    "path",
+    { d: inside ? `M${to} ${top}V${bottom}` : "", style: "stroke:var(--bad);stroke-width:2" },
+    "ground",
+  );
   const side = to > (left + plot.x(plot.x.domain[1])) / 2 ? "end" : "start";
   const words = inside ? `edge ${show(current.maxStableCurvature)}` : "";
   mark(plot, "words", "text", { x: to, y: top - 4, "text-anchor": side, text: words }, "ground");
@@ -2398,15 +2492,24 @@ function buildLocus() {
   makeDraggable(plane, plane, { move: dragRoots });
 }
 
-const rootWords = (count) => (count === 1 ? "the root lies" : count === 2 ? "both roots lie" : `all ${count} roots lie`);
+const rootWords = (count) =>
+  count === 1 ? "the root lies" : count === 2 ? "both roots lie" : `all ${count} roots lie`;
 
 function sayLocus() {
-  const { isStable, radius, maxStableCurvature: edge } = current;
-  const verdict = isStable
-    ? `${rootWords(current.eigenvalues.length)} inside the unit circle, and errors shrink to ${show(radius, 4)} of themselves per step`
-    : `a root lies at ${show(radius, 4)}, outside the unit circle, and errors grow`;
+  const edge = current.maxStableCurvature;
   const where = edge > 0 && edge < Infinity ? ` The edge of stability (◇) is at h = ${show(edge)}.` : "";
-  setText(byId("locus-text"), `At curvature h = ${show(state.curvature)}, ${verdict}.${where} Drag a root or the handle.`);
+  const words = `At curvature h = ${show(state.curvature)}, ${stabilityWords()}.${where} Drag a root or the handle.`;
+  setText(byId("locus-text"), words);
+}
+
+function stabilityWords() {
+  const { isStable, radius, eigenvalues: roots } = current;
+  if (isStable) {
+    const size = show(radius, 4);
+    return `${rootWords(roots.length)} inside the unit circle, and errors shrink to ${size} of themselves per step`;
+  }
+  if (radius > 1) return `a root lies outside the unit circle, and errors grow by ${show(radius, 4)} per step`;
+  return "the pair is not stable";
 }
 
 // Noise against speed: theorem 3's curve, EMA's, and the setting as a dot.
@@ -2416,7 +2519,8 @@ function renderNoise() {
   const svg = byId("noise");
   svg.style.opacity = found ? 1 : 0.25;
   if (!found) {
-    setText(byId("noise-text"), "Plain SGD is not stable at this learning rate and curvature, so that there is no noise to compare with. Lower η or h.");
+    const reason = "Plain SGD is not stable at this learning rate and curvature: there is no noise to compare with.";
+    setText(byId("noise-text"), `${reason} Lower η or h.`);
     return;
   }
   const plot = makePlot(svg, noiseAxes(found));
@@ -2438,8 +2542,16 @@ function noiseAxes({ ema, critical, sgd, here }) {
   const tall = shown ? clamp(here.noise, 1, 1e4) : 1;
   const low = shown ? clamp(here.noise, 1e-6, 1) : 1;
   return {
-    x: { domain: decades(Math.min(...speeds, shown ? here.speed : 1), Math.max(...speeds, shown ? here.speed : 0)), log: true, label: "speed: share of the error that a step removes" },
-    y: { domain: decades(Math.min(...noises, low), Math.max(1, tall)), log: true, label: "variance of w2, SGD's weights = 1" },
+    x: {
+      domain: decades(Math.min(...speeds, shown ? here.speed : 1), Math.max(...speeds, shown ? here.speed : 0)),
+      log: true,
+      label: "speed: share of the error that a step removes",
+    },
+    y: {
+      domain: decades(Math.min(...noises, low), Math.max(1, tall)),
+      log: true,
+      label: "variance of w2, SGD's weights = 1",
+    },
   };
 }
 
@@ -2477,16 +2589,23 @@ function drawHere(plot, { speed, noise }) {
   placeMark(plot, "here", "circle", place, { r: 7, style: "fill:var(--belay);stroke:var(--raised);stroke-width:2" });
 }
 
-function sayNoise({ here, ema, critical }) {
+function sayNoise({ here }) {
   if (!(here.speed > 0) || !Number.isFinite(here.noise)) {
     setText(byId("noise-text"), "This setting is not stable here: its noise has no bound, and it has no dot.");
     return;
   }
-  const best = critical.findLast((point) => point.speed <= here.speed * 1.001);
-  const ratio = best ? here.noise / best.noise : NaN;
-  const slower = here.speed < ema[0].speed || !best;
-  const compared = slower || here.speed > critical.at(-1).speed * 1.01 ? "" : `, ${ratio < 1.02 ? "" : `${show(ratio)} times `}the least that is possible at this speed (theorem 3)`;
-  setText(byId("noise-text"), `The dot is this setting: a step removes ${show(here.speed * 100)}% of the error, and the average keeps ${show(here.noise)} of the variance of SGD's weights${compared}.`);
+  const speed = `a step removes ${show(here.speed * 100)}% of the error`;
+  const noise = `the average keeps ${show(here.noise)} of the variance of SGD's weights${criticalWords(here.speed)}`;
+  setText(byId("noise-text"), `The dot is this setting: ${speed}, and ${noise}.`);
+}
+
+/** Compare the noise with that of critical damping at the same speed, if that exists. */
+function criticalWords(speed) {
+  const { theta, c } = critical(state.curvature, state.lr, speed);
+  if (!(theta > -1 && c > 0 && c < 1 && speed <= state.curvature * state.lr)) return "";
+  const best = couplingOf({ mode: "centred", theta, c, follow: "after" });
+  const least = stationaryVariance(best, state.curvature, state.lr, state.noise).w2;
+  return `, ${show(current.variance.w2 / least)} times as much as critical damping at this speed (theorem 3)`;
 }
 
 // Impulse response: one unit update at step 0, and what weights and average make of it.
@@ -2503,7 +2622,15 @@ function renderImpulse() {
   const plot = makePlot(byId("impulse"), axes);
   drawWeights(plot, weights, count);
   const points = (values) => [[0, 0], ...values.map((value, i) => [i + 1, value])];
-  curve(plot, "settled", [[0, current.effectiveLrScale], [count, current.effectiveLrScale]], { colour: "var(--control)", width: 1, dash: "2 4" });
+  curve(
+    plot,
+    "settled",
+    [
+      [0, current.effectiveLrScale],
+      [count, current.effectiveLrScale],
+    ],
+    { colour: "var(--control)", width: 1, dash: "2 4" },
+  );
   curve(plot, "w1", points(w1), THIN);
   curve(plot, "w2", points(w2), THICK);
   sayImpulse(w1, w2);
@@ -2514,7 +2641,7 @@ function impulseLength() {
   return clamp(Math.ceil((Number.isFinite(current.halfLife) ? current.halfLife : 100) * 7), 16, 4000);
 }
 
-/** Draw how much each step of the past counts in the average, as a shade behind the curves, its largest at half height. */
+/** Draw how much each step of the past counts in the average, as a shade; its largest is at half height. */
 function drawWeights(plot, weights, count) {
   const largest = Math.max(...weights.map(Math.abs)) || 1;
   const unit = plot.y.domain[1] / 2 / largest;
@@ -2530,9 +2657,17 @@ function drawWeights(plot, weights, count) {
 }
 
 function sayImpulse(w1, w2) {
-  const half = current.halfLife;
-  const memory = half === null ? `Weights and average meet every ${state.every} steps` : half === Infinity ? "The average never forgets" : `The distance between weights and average halves every ${steps(half)}`;
-  setText(byId("impulse-text"), `After an update of 1 the weights (thin) are at ${show(w1[0])} and the average (thick) at ${show(w2[0])}; both settle at ${show(current.effectiveLrScale)}. ${memory}. Shade: how much each step of the past counts in the average.`);
+  const first = `After an update of 1 the weights (thin) are at ${show(w1[0])}, the average (thick) at ${show(w2[0])}`;
+  const scale = current.effectiveLrScale;
+  const last = current.regime !== "unstable" && Number.isFinite(scale) ? `; both settle at ${show(scale)}` : "";
+  const shade = "Shade: how much each step of the past counts in the average.";
+  setText(byId("impulse-text"), `${first}${last}. ${memoryWords(current.halfLife)}. ${shade}`);
+}
+
+function memoryWords(half) {
+  if (half === null) return `Weights and average meet every ${state.every} steps`;
+  if (half === Infinity) return "The average never forgets";
+  return `The distance between weights and average halves every ${steps(half)}`;
 }
 
 // Frequency response: which periods of the path the average lets through.
@@ -2542,26 +2677,49 @@ function renderFrequency() {
   const found = frequencyResponse(state, omegas);
   byId("frequency").style.opacity = found ? 1 : 0.25;
   if (!found) {
-    setText(byId("frequency-text"), "The steps of Lookahead differ from each other, so that it has no single frequency response.");
+    setText(
+      byId("frequency-text"),
+      "The steps of Lookahead differ from each other, so that it has no single frequency response.",
+    );
     return;
   }
   const all = [...found.w1, ...found.w2].filter((gain) => gain > 0 && Number.isFinite(gain));
   const axes = {
-    x: { domain: [omegas[0], Math.PI * 1.0001], log: true, ticks: [1e4, 1e3, 100, 10, 2].map((period) => (2 * Math.PI) / period), names: ["10⁴", "1000", "100", "10", "2"], label: "period of a swing, in steps" },
+    x: {
+      domain: [omegas[0], Math.PI * 1.0001],
+      log: true,
+      ticks: [1e4, 1e3, 100, 10, 2].map((period) => (2 * Math.PI) / period),
+      names: ["10⁴", "1000", "100", "10", "2"],
+      label: "period of a swing, in steps",
+    },
     y: { domain: decades(Math.max(1e-4, Math.min(...all) * 0.9), Math.max(1, ...all)), log: true, label: "gain" },
   };
   const plot = makePlot(byId("frequency"), axes);
   const points = (gains) => omegas.map((omega, i) => [omega, gains[i]]);
-  curve(plot, "one", [[omegas[0], 1], [Math.PI, 1]], { colour: "var(--control)", width: 1, dash: "2 4" });
+  curve(
+    plot,
+    "one",
+    [
+      [omegas[0], 1],
+      [Math.PI, 1],
+    ],
+    { colour: "var(--control)", width: 1, dash: "2 4" },
+  );
   curve(plot, "w1", points(found.w1), THIN);
   curve(plot, "w2", points(found.w2), THICK);
   sayFrequency(omegas, found);
 }
 
 function sayFrequency(omegas, { w1, w2 }) {
-  const at = omegas.findLastIndex((_, i) => w2[i] >= w2[0] / 2);
-  const cut = at >= omegas.length - 1 ? "The average keeps at least half of every swing" : `The average halves swings of ${steps((2 * Math.PI) / omegas[at])}, and damps faster ones more`;
-  setText(byId("frequency-text"), `${cut}. The fastest swing, of 2 steps, is left at ${show(w2.at(-1))} in the average (thick) and at ${show(w1.at(-1))} in the weights (thin).`);
+  const left = `${show(w2.at(-1))} in the average (thick) and at ${show(w1.at(-1))} in the weights (thin)`;
+  setText(byId("frequency-text"), `${cutWords(omegas, w2)}. The fastest swing, of 2 steps, is left at ${left}.`);
+}
+
+function cutWords(omegas, gains) {
+  if (!(gains[0] > 0)) return "The average does not move";
+  const at = omegas.findLastIndex((_, i) => gains[i] >= gains[0] / 2);
+  if (at === omegas.length - 1) return "The average keeps at least half of every swing";
+  return `The average halves swings of about ${show((2 * Math.PI) / omegas[at], 2)} steps, and damps faster ones more`;
 }
 
 // The race ---------------------------------------------------------------------------------------------------------
@@ -2570,9 +2728,23 @@ function sayFrequency(omegas, { w1, w2 }) {
 
 const RACE = { steps: 2000, contour: 240, bands: 11, near: 0.01 };
 // The report's colours, in the order of raceLanes: two optimizers for each. The shape of the marker doubles the colour.
-const SIGNS = [["belay", "circle"], ["ema", "square"], ["plain", "triangle"]];
+const SIGNS = [
+  ["belay", "circle"],
+  ["ema", "square"],
+  ["plain", "triangle"],
+];
 
-const race = { seen: false, stale: true, paths: [], at: 0, due: 0, drawn: 0, hidden: new Set(), travelled: [], domain: [1e-3, 1] };
+const race = {
+  seen: false,
+  stale: true,
+  paths: [],
+  at: 0,
+  due: 0,
+  drawn: 0,
+  hidden: new Set(),
+  travelled: [],
+  domain: [1e-3, 1],
+};
 let raceMotion;
 
 const raceFunction = () => functionOf(state.fn);
@@ -2613,7 +2785,16 @@ function emptyPath(lane, i) {
   const [colour, marker] = SIGNS[Math.floor(i / 2)];
   const points = () => new Float64Array(2 * (RACE.steps + 1));
   const losses = new Float64Array(RACE.steps + 1);
-  return { name: lane.name, dashed: lane.dashed, colour, marker, w1: points(), w2: lane.w2 && points(), losses, lost: Infinity };
+  return {
+    name: lane.name,
+    dashed: lane.dashed,
+    colour,
+    marker,
+    w1: points(),
+    w2: lane.w2 && points(),
+    losses,
+    lost: Infinity,
+  };
 }
 
 function notePoint(path, lane, step) {
@@ -2748,7 +2929,12 @@ function drawTrails(from, to) {
   race.paths.forEach((path, i) => {
     const last = Math.min(to, path.lost);
     if (race.hidden.has(i) || from >= last) return;
-    const pieces = path.w2 ? [[path.w1, 1, 0.5, 0], [path.w2, 2.6, 1, 1]] : [[path.w1, 1, 1, 0]];
+    const pieces = path.w2
+      ? [
+          [path.w1, 1, 0.5, 0],
+          [path.w2, 2.6, 1, 1],
+        ]
+      : [[path.w1, 1, 1, 0]];
     for (const [points, thickness, opacity, which] of pieces) {
       const trail = (step) => [x(points[2 * step]), y(points[2 * step + 1])];
       drawPiece(context, path, trail, from, last, { thickness, opacity, travelled: race.travelled[i], which });
@@ -2898,7 +3084,11 @@ function laneSign(lane) {
   const thick = lane.colour === "plain" ? 1.5 : 2.6;
   const line = `stroke:${colour};stroke-width:${thick};stroke-dasharray:${lane.dashed ? "6 4" : "none"}`;
   draw("path", { d: "M1 8H41", class: "curve", style: line }, svg);
-  const shape = { circle: "M15.5 8a5.5 5.5 0 1 0 11 0a5.5 5.5 0 1 0 -11 0", square: "M16 3h10v10h-10z", triangle: "M21 2l6 11h-12z" };
+  const shape = {
+    circle: "M15.5 8a5.5 5.5 0 1 0 11 0a5.5 5.5 0 1 0 -11 0",
+    square: "M16 3h10v10h-10z",
+    triangle: "M21 2l6 11h-12z",
+  };
   const face = lane.dashed ? "var(--raised)" : colour;
   draw("path", { d: shape[lane.marker], style: `fill:${face};stroke:${colour};stroke-width:2` }, svg);
   return svg;
@@ -3032,7 +3222,7 @@ function buildFunctions() {
   }
 }
 
-/** Race on another function, from its own start at its own rate; the curvature of the figures above is the function's. */
+/** Race on another function, from its own start at its own rate; the figures above take over its curvature. */
 function chooseFunction(name) {
   const { start, lr, curvature } = functionOf(name);
   raceMotion.stop();
