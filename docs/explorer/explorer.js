@@ -500,7 +500,13 @@ export function stationaryVariance(coupling, curvature, lr, noise = 1, momentum 
   const x = lr * curvature, scale = (lr * noise) ** 2;
   if (x >= stableRange(coupling, momentum)) return { w1: INF, w2: INF };
   const [w1, w2] = momentum ? varianceWithMomentum(coupling, x, momentum) : varianceWithout(coupling, x);
-  return { w1: scale * w1, w2: scale * w2 };
+  return { w1: scaled(scale, w1), w2: scaled(scale, w2) };
+}
+
+/** Return a variance in units of (ησ)²; infinite if rounding leaves nothing of the distance from the edge of stability. */
+function scaled(scale, variance) {
+  if (scale === 0) return 0;
+  return Number.isNaN(variance) ? INF : scale * variance;
 }
 
 function varianceWithout({ a, b, p, q }, x) {
@@ -597,10 +603,24 @@ function roundMatrix(state, x) {
     rows = rows ? product(one.rows, rows) : one.rows;
   }
   const kept = rows.length === 2 ? [0] : [0, 2];
-  return {
-    rows: kept.map((i) => kept.map((j) => (j ? rows[i][j] : rows[i][0] + rows[i][1]))),
-    noise: kept.map((i) => kept.map((j) => noise[i][j])),
-  };
+  return { rows: afterSync(rows), noise: kept.map((i) => kept.map((j) => noise[i][j])) };
+}
+
+/** Return the matrix of a round alone, by squaring: the search for its limit needs many. */
+function roundRows(state, x) {
+  const sync = stepMatrix(couplingOf(state, state.every), x, state.momentum).rows;
+  let power = stepMatrix({ a: 0, b: 0, p: 1, q: 0 }, x, state.momentum).rows, rows = sync;
+  for (let left = state.every - 1; left > 0; left >>= 1) {
+    if (left & 1) rows = product(rows, power); // powers of one matrix may change places
+    if (left > 1) power = product(power, power);
+  }
+  return afterSync(rows);
+}
+
+/** Return a matrix on (w1, w2, η·m) as one on (w, η·m), for rounds that begin and end in w1 = w2 = w. */
+function afterSync(rows) {
+  const kept = rows.length === 2 ? [0] : [0, 2];
+  return kept.map((i) => kept.map((j) => (j ? rows[i][j] : rows[i][0] + rows[i][1])));
 }
 
 function roundIsStable(rows) {
@@ -613,7 +633,8 @@ function roundIsStable(rows) {
 export function eigenvalues(state, curvature) {
   const x = state.lr * curvature;
   if (state.mode === "lookahead") {
-    const { rows } = roundMatrix(state, x);
+    const rows = roundRows(state, x);
+    if (!rows.flat().every((value) => Math.abs(value) < 1e150)) return [[INF, 0]]; // far beyond the edge a round overflows
     if (rows.length === 1) return [[rows[0][0], 0]];
     return quadraticRoots(-(rows[0][0] + rows[1][1]), rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]);
   }
@@ -648,7 +669,7 @@ function rangeOf(state) {
 /** Return the first x at which a round grows: found on a grid, then by bisection. */
 function rangeOfRounds(state) {
   const widest = ((4 / state.alpha) * (1 + state.momentum)) / (1 - state.momentum), count = 600;
-  const stable = (x) => roundIsStable(roundMatrix(state, x).rows);
+  const stable = (x) => roundIsStable(roundRows(state, x));
   for (let i = 1; i <= count; i++) {
     let low = (widest * (i - 1)) / count, high = (widest * i) / count;
     if (stable(high)) continue;
@@ -678,17 +699,17 @@ function variancesOf(state, range = rangeOf(state)) {
   if (x >= range) return { w1: INF, w2: INF };
   const scale = (state.lr * state.noise) ** 2;
   if (state.mode === "lookahead") {
-    const { rows, noise } = roundMatrix(state, x), w = scale * lyapunov(rows, noise)[0][0];
+    const { rows, noise } = roundMatrix(state, x), w = scaled(scale, lyapunov(rows, noise)[0][0]);
     return { w1: w, w2: w };
   }
   const { rows, kick } = velocityMatrix(state, x), found = lyapunov(rows, outer(kick));
-  return { w1: scale * found[0][0], w2: scale * found[1][1] };
+  return { w1: scaled(scale, found[0][0]), w2: state.m2 === INF ? 0 : scaled(scale, found[1][1]) };
 }
 
 /** Return the matrix of a step on (w1, w2, v1, v2, η·m), without what the spring does not keep, and where noise enters. */
 function velocityMatrix(state, x) {
   const mover = moverOf(state, 1), beta = state.momentum;
-  const names = ["w1", "w2", ...(mover.inertia1 ? ["v1"] : []), ...(mover.inertia2 ? ["v2"] : []), ...(beta ? ["m"] : [])];
+  const names = ["w1", ...(state.m2 < INF ? ["w2"] : []), ...(mover.inertia1 ? ["v1"] : []), ...(mover.inertia2 ? ["v2"] : []), ...(beta ? ["m"] : [])];
   const move = (from, gradient) => { // the gradient in units of 1/η
     const m = beta * (from.m ?? 0) + (1 - beta) * gradient;
     const to = { w1: from.w1, w2: from.w2, v1: from.v1 ?? 0, v2: from.v2 ?? 0, m };
@@ -750,6 +771,7 @@ function halfLifeOf(rate) {
 
 /** Return the average's variance over that of the weights of SGD without momentum and without an average. */
 function relativeNoise(state, { w2 }) {
+  if (state.noise === 0) return relativeNoise({ ...state, noise: 1 }, variancesOf({ ...state, noise: 1 })); // the ratio stays
   return w2 === INF ? INF : w2 / stationaryVariance(WATCHED, state.curvature, state.lr, state.noise).w1;
 }
 
@@ -758,7 +780,7 @@ const WATCHED = Object.freeze({ a: 0, b: 0.5, p: 1, q: 0.5 }); // an EMA, whose 
 /** Return the curves of theorem 3 and the state's own point; null if plain SGD is not stable. */
 export function noiseCurves(state, count = 80) {
   const x = state.lr * state.curvature;
-  if (!(x < 2 && state.noise > 0)) return null;
+  if (!(x < 2)) return null;
   const plain = stationaryVariance(WATCHED, 1, x).w1;
   const point = (theta, c) => {
     const coupling = couplingOf({ mode: "centred", theta, c, follow: "after" });
@@ -1047,7 +1069,7 @@ const whole = (low, high) => (text) => {
 const among = (choices) => (text) => (choices.includes(text) ? text : undefined);
 const KEYS = {
   mode: among(MODES), k: between(1e-9, 1e9), m1: between(1e-9, INF), m2: between(1e-9, INF), damping: between(1e-6, 1),
-  follow: among(FOLLOWS), theta: between(-1 + 1e-9, 1e6), c: between(1e-9, 1 - 1e-9), every: whole(1, 1000), alpha: between(1e-6, 1),
+  follow: among(FOLLOWS), theta: between(-1 + 1e-9, 1e6), c: between(1e-9, 1 - 1e-9), every: whole(1, 100), alpha: between(1e-6, 1),
   mu: between(0, 1 - 1e-9), step: whole(2, 1e9), lr: between(1e-12, 1e6), momentum: between(0, 1 - 1e-6), curvature: between(1e-9, 1e9),
   noise: between(0, 1e6), fn: (text) => (FUNCTIONS.some(({ name }) => name === text) ? text : undefined), x: between(-1e3, 1e3),
   y: between(-1e3, 1e3), seed: whole(0, 2 ** 32 - 1), speed: between(1, 1e4),

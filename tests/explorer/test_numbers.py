@@ -162,6 +162,56 @@ def test_the_lanes_are_the_six_of_the_report_in_its_colours() -> None:
     assert [lane["inner"] for lane in lanes] == [arm.inner for arm in PAPER_ARMS]
 
 
+# Any setting ----------------------------------------------------------------------------------------------------------
+
+_NOT_A_NUMBER = """data.flatMap((hash) => {
+  const state = explorer.fromHash(hash), bad = [];
+  if (explorer.problem(state) !== null) return ["refused"];
+  const walk = (value, path) => {
+    if (Number.isNaN(value)) bad.push(`${path} of ${hash}`);
+    else if (value && typeof value === "object") for (const key in value) walk(value[key], `${path}.${key}`);
+  };
+  walk(explorer.analyze(state), "analyze");
+  walk(explorer.impulseResponse(state, 20), "impulseResponse");
+  walk(explorer.frequencyResponse(state, [1e-3, 1, 3.1]), "frequencyResponse");
+  walk(explorer.noiseCurves(state, 5), "noiseCurves");
+  explorer.toPython(state);
+  const race = explorer.createRace({fn: state.fn, lanes: explorer.raceLanes(state), momentum: state.momentum});
+  for (let i = 0; i < 20; i++) race.step();
+  return bad;
+})"""
+
+
+@pytest.mark.thorough
+def test_every_setting_that_an_address_can_have_is_shown_without_an_error_or_nan() -> None:
+    rng = random.Random(7)
+
+    def spread(low: float, high: float) -> float:
+        return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+    addresses = []
+    for _ in range(250):
+        state: dict[str, Any] = {"mode": rng.choice(("spring", "centred", "lookahead", "nesterov", "schedule-free"))}
+        state |= {
+            "k": spread(1e-3, 10),
+            "m1": rng.choice(("inf", spread(1, 1e9))),
+            "m2": rng.choice(("inf", spread(1, 1e9))),
+        }
+        state |= {"damping": rng.choice((1, spread(1e-6, 1))), "follow": rng.choice(("before", "after"))}
+        state |= {
+            "theta": rng.choice((0, spread(1e-9, 1e6), spread(1e-9, 1) - 1)),
+            "c": rng.choice((0.5, spread(1e-9, 1))),
+        }
+        state |= {"every": rng.randint(1, 100), "alpha": spread(1e-6, 1), "mu": rng.choice((0, 1 - spread(1e-9, 1)))}
+        state |= {"step": rng.randint(2, 10**9), "lr": spread(1e-12, 1e6), "curvature": spread(1e-9, 1e9)}
+        state |= {"momentum": rng.choice((0, 1 - spread(1e-6, 1))), "noise": rng.choice((0, spread(1e-6, 1e6)))}
+        state |= {"fn": rng.choice(FUNCTIONS).name}
+        addresses.append("#" + "&".join(f"{key}={value}" for key, value in state.items()))
+    found = evaluate(_NOT_A_NUMBER, addresses)
+    assert found.count("refused") < 80  # κ is 1 or more
+    assert [line for line in found if line != "refused"] == []
+
+
 # Texts ----------------------------------------------------------------------------------------
 
 

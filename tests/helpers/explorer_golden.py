@@ -41,7 +41,7 @@ SETTINGS = 500
 STEPS = 200
 KEPT = (*range(51), *range(60, STEPS + 1, 10))  # the steps of a path that are kept
 IMPULSE = 24
-OMEGAS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 3.0)
+OMEGAS = (0.001, 0.03, 0.5, 1.5, 3.0)
 GRID = 600  # points on which the limit of a round of Lookahead with momentum is looked for first
 CURVE = 5  # points per curve of theorem 3
 
@@ -196,18 +196,19 @@ def round_of(state: State, x: float) -> tuple[np.ndarray, np.ndarray]:
     return rows, noise
 
 
-def range_of_rounds(state: State) -> float:
+@cache
+def range_of_rounds(every: int, alpha: float, beta: float) -> float:
     """Return the first ηh at which a round of Lookahead grows."""
-    s = DEFAULT | state
-    share, k, beta = s["alpha"], s["every"], s["momentum"]
     if not beta:  # α(1 − x)ᵏ + 1 − α leaves the circle at 1 or at −1
-        return 2.0 if k % 2 == 0 else 1 + (2 / share - 1) ** (1 / k)
-    grid = np.linspace(0, 4 / share * (1 + beta) / (1 - beta), GRID + 1)
+        return 2.0 if every % 2 == 0 else 1 + (2 / alpha - 1) ** (1 / every)
+    grid = np.linspace(0, 4 / alpha * (1 + beta) / (1 - beta), GRID + 1)
+    state = {"mode": "lookahead", "every": every, "alpha": alpha}
+    couplings = [coupling_of(state, step) for step in range(1, every + 1)]
+    steps = [[np.array(step_matrix(one, push, beta)[0]) for push in (0.0, 1.0)] for one in couplings]
 
     def grows(x: np.ndarray) -> np.ndarray:
         rounds = np.eye(3)
-        for step in range(1, k + 1):
-            free, full = (np.array(step_matrix(coupling_of(s, step), push, beta)[0]) for push in (0.0, 1.0))
+        for free, full in steps:
             rounds = (free + x[:, None, None] * (full - free)) @ rounds
         return np.abs(np.linalg.eigvals(rounds)).max(1) >= 1
 
@@ -226,7 +227,7 @@ def range_of(state: State) -> float:
     """Return the limit of ηh."""
     s = DEFAULT | state
     if s["mode"] == "lookahead":
-        return range_of_rounds(s)
+        return range_of_rounds(s["every"], s["alpha"], s["momentum"])
     method = method_of(s)
     return (method if isinstance(method, Spring) else coupling_of(s)).max_stable_lr(1.0, s["momentum"])
 
@@ -311,7 +312,7 @@ def noise_curves(state: State) -> dict[str, Any] | None:
     """Return some points of the curves of theorem 3, as (θ, c, speed, noise)."""
     s = DEFAULT | state
     x = s["lr"] * s["curvature"]
-    if not (x < 2 and s["noise"] > 0):
+    if x >= 2:
         return None
     plain = methods.ema(0.5).coupling(1, x).stationary_variance(1.0, x).w1
     fastest = min(x, 2 * x / (1 + x) / (1 + 1e-12))
