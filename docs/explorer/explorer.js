@@ -1724,7 +1724,7 @@ function setSlider(element, { now, low, high, text }) {
 // The stage: two masses, a spring and a paper tape -----------------------------------------------------------------
 // The tape runs downwards below the masses and keeps where they have been.
 
-const STAGE = { margin: 48, rail1: 46, rail2: 122, tape: 166, speed: 64, reach: 1, stride: 0.25 };
+const STAGE = { margin: 48, rail1: 44, rail2: 130, tape: 172, speed: 64, reach: 1, stride: 0.25 };
 const REST = 0.004; // of the stage: masses that are this near to each other, and stay, are at rest
 
 const scene = {
@@ -1930,7 +1930,7 @@ function makeStageMotion() {
 
 /** Return how large a mass is drawn: the less of the distance it moves per step, the heavier it is. */
 function massRadius(share) {
-  return share === 0 ? 29 : clamp(14 + 4.5 * Math.log10(1 / Math.abs(share)), 14, 28);
+  return share === 0 ? 27 : clamp(14 + 4 * Math.log10(1 / Math.abs(share)), 14, 26);
 }
 
 function drawMasses(scale) {
@@ -3155,6 +3155,7 @@ function advanceRace(seconds) {
 function walkRace(count) {
   race.at = Math.min(RACE.steps, race.at + count);
   drawRace();
+  sayRace();
   const goesOn = race.at < RACE.steps;
   if (!goesOn) queueMicrotask(drawRaceButtons);
   return goesOn;
@@ -3165,6 +3166,7 @@ function drawRaceButtons() {
   setText(byId("race-run"), running ? "Pause" : race.at >= RACE.steps ? "Run again" : "Run");
   byId("race-step").disabled = race.at >= RACE.steps;
   sayRace();
+  if (!running) setText(byId("live"), byId("race-text").textContent); // not at every frame
 }
 
 function resetRace() {
