@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from .step import Swing, Tensors
 
@@ -275,18 +276,19 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
     dtypes = {t.dtype for tensors in lists for t in tensors}
     if len(dtypes) == 1 and not dtypes & _NARROW:  # the usual case, and fast
         return [list(tensors) for tensors in lists]
-    columns = []
-    narrow: list[tuple[Tensor, Tensor]] = []  # what is copied together: one launch for many tensors of a GPU
-    for group in zip(*lists, strict=True):
-        wide = widest(*group)
-        together = group[0].is_cuda
-        columns.append([torch.empty_like(t, dtype=wide) if together and t.dtype != wide else t.to(wide) for t in group])
-        if together:
-            narrow += [(new, t) for new, t in zip(columns[-1], group, strict=True) if new is not t]
-    for dtype in {(new.dtype, t.dtype) for new, t in narrow}:
-        some = [pair for pair in narrow if (pair[0].dtype, pair[1].dtype) == dtype]
-        torch._foreach_copy_([new for new, _ in some], [t for _, t in some])
-    return [list(row) for row in zip(*columns, strict=True)]
+    if lists[0][0].is_cuda and all(len(set(map(_dtype, tensors))) == 1 for tensors in lists):
+        wide = widest(*(tensors[0] for tensors in lists))
+        return [list(tensors) if tensors[0].dtype == wide else _converted(tensors, wide) for tensors in lists]
+    groups = ((group, widest(*group)) for group in zip(*lists, strict=True))
+    return [list(row) for row in zip(*([t.to(wide) for t in group] for group, wide in groups), strict=True)]
+
+
+def _converted(tensors: Tensors, dtype: torch.dtype) -> list[Tensor]:
+    """Return copies of tensors of a GPU in another dtype: three calls for many of them, and few launches."""
+    if not all(map(Tensor.numel, tensors)) or len({t.device for t in tensors}) > 1:  # torch flattens an empty one
+        return [t.to(dtype) for t in tensors]
+    flat = _flatten_dense_tensors(tensors).to(dtype)  # type: ignore[no-untyped-call]
+    return list(_unflatten_dense_tensors(flat, tensors))  # type: ignore[no-untyped-call]
 
 
 def _write_back(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
@@ -330,6 +332,9 @@ def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list
     The first list has tensors. The others may have anything that can be cut by `split(size, dim)` as tensors can.
     """
     most = max(1, SCRATCH if most is None else most)
+    if lists[0] and len(set(map(len, lists))) == 1 and sum(map(Tensor.numel, lists[0])) <= most:  # the usual case
+        yield list(map(list, lists))
+        return
     run: list[tuple[Any, ...]] = []
     size = 0
     for group in zip(*lists, strict=True):
@@ -345,11 +350,10 @@ def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list
 
 def _cut(group: tuple[Any, ...], most: int) -> Iterator[tuple[Any, ...]]:
     """Cut tensors of one shape, along their longest dimension, until each part has at most `most` elements."""
-    size = group[0].numel()
+    shape, size = group[0].shape, group[0].numel()
     if size <= most:
         yield group
         return
-    shape = group[0].shape
     longest = max(range(len(shape)), key=lambda d: shape[d])
     rows = max(1, most * shape[longest] // size)
     for part in zip(*(t.split(rows, longest) for t in group), strict=True):
