@@ -1660,20 +1660,28 @@ let colours = {};
 
 // Handles ----------------------------------------------------------------------------------------------------------
 
-/** Let an element be dragged: `move(x, y)` gets pixels relative to `frame`. */
-function makeDraggable(element, frame, { start = () => {}, move, end = () => {} }) {
+/** Let an element be dragged: `move(x, y)` gets pixels relative to `frame`.
+ *
+ * A large element has a small `hand` in it. A mouse may begin anywhere; a finger drags the hand only, or taps: with a
+ * drag from anywhere else it scrolls the page.
+ */
+function makeDraggable(element, frame, { move, end = () => {}, hand = null }) {
   const place = (event) => {
     const box = frame.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
   };
+  const scrolls = (event) => event.pointerType === "touch" && hand && !byId(hand).contains(event.target);
   element.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    event.preventDefault(); // no selection of text, no scrolling
+    if (event.button !== 0 || scrolls(event)) return;
+    event.preventDefault(); // no selection of text
     element.setPointerCapture(event.pointerId);
-    element.focus?.({ preventScroll: true });
-    start(...place(event));
+    (hand ? byId(hand) : element).focus({ preventScroll: true });
     move(...place(event));
   });
+  // Instead of the style touch-action, which browsers ignore on some shapes inside an SVG.
+  const still = (event) => (!hand || byId(hand).contains(event.target)) && event.preventDefault();
+  element.addEventListener("touchstart", still, { passive: false });
+  if (hand) element.addEventListener("click", (event) => move(...place(event)));
   element.addEventListener("pointermove", (event) => {
     if (element.hasPointerCapture(event.pointerId)) move(...place(event));
   });
@@ -1716,7 +1724,7 @@ function setSlider(element, { now, low, high, text }) {
 // The stage: two masses, a spring and a paper tape -----------------------------------------------------------------
 // The tape runs downwards below the masses and keeps where they have been.
 
-const STAGE = { margin: 48, rail1: 46, rail2: 122, tape: 166, speed: 64, reach: 1, stride: 0.25 };
+const STAGE = { margin: 48, rail1: 44, rail2: 130, tape: 172, speed: 64, reach: 1, stride: 0.25 };
 const REST = 0.004; // of the stage: masses that are this near to each other, and stay, are at rest
 
 const scene = {
@@ -1922,7 +1930,7 @@ function makeStageMotion() {
 
 /** Return how large a mass is drawn: the less of the distance it moves per step, the heavier it is. */
 function massRadius(share) {
-  return share === 0 ? 29 : clamp(14 + 4.5 * Math.log10(1 / Math.abs(share)), 14, 28);
+  return share === 0 ? 27 : clamp(14 + 4 * Math.log10(1 / Math.abs(share)), 14, 26);
 }
 
 function drawMasses(scale) {
@@ -2488,8 +2496,9 @@ function buildLocus() {
   const plane = byId("locus");
   strip.classList.add("grab");
   plane.classList.add("grab");
-  makeDraggable(strip, strip, { move: (x) => setCurvature(makePlot(strip, edgeAxes()).x.invert(x)) });
-  makeDraggable(plane, plane, { move: dragRoots });
+  const along = (x) => setCurvature(makePlot(strip, edgeAxes()).x.invert(x));
+  makeDraggable(strip, strip, { move: along, hand: "curvature-handle" });
+  makeDraggable(plane, plane, { move: dragRoots, hand: "curvature-handle" });
 }
 
 const rootWords = (count) =>
@@ -3146,6 +3155,7 @@ function advanceRace(seconds) {
 function walkRace(count) {
   race.at = Math.min(RACE.steps, race.at + count);
   drawRace();
+  sayRace();
   const goesOn = race.at < RACE.steps;
   if (!goesOn) queueMicrotask(drawRaceButtons);
   return goesOn;
@@ -3156,6 +3166,7 @@ function drawRaceButtons() {
   setText(byId("race-run"), running ? "Pause" : race.at >= RACE.steps ? "Run again" : "Run");
   byId("race-step").disabled = race.at >= RACE.steps;
   sayRace();
+  if (!running) setText(byId("live"), byId("race-text").textContent); // not at every frame
 }
 
 function resetRace() {
@@ -3194,7 +3205,7 @@ function buildRace() {
   buildLanes();
   buildFunctions();
   raceMotion = makeMotion(advanceRace);
-  makeDraggable(byId("plane-frame"), byId("plane-frame"), { move: startAt });
+  makeDraggable(byId("plane-frame"), byId("plane-frame"), { move: startAt, hand: "start" });
   makeKeyable(byId("start"), (across, up) => {
     const { x, y } = planeScales();
     const frame = sizeOf(byId("plane-frame"));

@@ -95,11 +95,14 @@ def visit(browser: "sync_api.Browser", file: Path) -> Iterator[Callable[..., Ope
     """Open the explorer from disk; at the end of the test nothing may have gone wrong in any window."""
     windows: list[Opened] = []
 
-    def go(size: tuple[int, int] = DESK, scheme: str = "light", address: str = "", still: bool = True) -> Opened:
+    def go(
+        size: tuple[int, int] = DESK, scheme: str = "light", address: str = "", still: bool = True, touch: bool = False
+    ) -> Opened:
         context = browser.new_context(
             viewport={"width": size[0], "height": size[1]},
             color_scheme=scheme,
             reduced_motion="reduce" if still else "no-preference",
+            has_touch=touch,
             permissions=["clipboard-read", "clipboard-write"],
         )
         context.set_default_timeout(PATIENCE)
@@ -399,6 +402,34 @@ def test_the_keyboard_alone_moves_everything(visit: Visit) -> None:
     opened.tab_to("copy")
     press("Enter")
     opened.says("#copied", "copied")
+
+
+def test_a_finger_taps_figures_and_scrolls_over_them(visit: Visit) -> None:
+    opened = visit((390, 844), touch=True)
+    before = opened.number("#start")
+    opened.page.locator("#plane-frame").scroll_into_view_if_needed()
+    opened.page.locator("#plane-frame").dispatch_event("pointerdown", {"pointerType": "touch", "button": 0})
+    assert opened.number("#start") == before  # it may become a scroll
+    opened.page.locator("#plane-frame").tap(position={"x": 40, "y": 50})
+    assert opened.number("#start") != before
+    opened.page.locator("#edge").scroll_into_view_if_needed()
+    assert opened.number("#curvature-handle") == 5
+    swipe(opened, "#locus", (0, -100))  # scrolls
+    assert opened.number("#curvature-handle") == 5
+    swipe(opened, "#curvature-handle", (60, 8))
+    assert 40 < opened.number("#curvature-handle") < 120
+
+
+def swipe(opened: Opened, selector: str, way: tuple[float, float]) -> None:
+    """Draw a finger from the middle of an element along a way."""
+    session = opened.page.context.new_cdp_session(opened.page)
+    opened.page.locator(selector).scroll_into_view_if_needed()
+    x, y = opened.middle(selector)
+    session.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]})
+    for i in range(1, 11):
+        point = {"x": x + way[0] * i / 10, "y": y + way[1] * i / 10}
+        session.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [point]})
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
 def test_the_focus_can_be_seen_on_handles(visit: Visit) -> None:
