@@ -68,7 +68,15 @@ sys.stderr.write("\\n".join(set(sys.modules) - at_start))
 
 
 @pytest.mark.parametrize(
-    "line", ["--help", "--version", "identify --help", "explain --help", "explain --k 1 --m1 10 --m2 20 --json"]
+    "line",
+    [
+        "--help",
+        "--version",
+        "identify --help",
+        "explain --help",
+        "explain --k 1 --m1 10 --m2 20 --json",
+        f"explore --no-open --output {os.devnull}",
+    ],
 )
 def test_help_and_explain_import_neither_torch_nor_numpy(line: str) -> None:
     command = [sys.executable, "-c", COUNTED, *line.split()]

@@ -115,7 +115,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return Lab(**parts, out=tmp_path / "report", printed="")
 
 
-REPORT = {"index.html", "figures/{0}.png", "figures/{0}.svg", "records/{0}.jsonl"}
+REPORT = {"index.html", "explorer.html", "figures/{0}.png", "figures/{0}.svg", "records/{0}.jsonl"}
 
 
 def report_of(*names: str) -> set[str]:
@@ -302,7 +302,7 @@ def test_a_failure_without_a_traceback_has_no_details_file(lab: Lab, monkeypatch
     monkeypatch.setattr(reproduce, "work", lambda *_: iter([Failure("a", "its process ended with status -9", "")]))
     assert lab("a") == 1
     assert "a failed: its process ended with status -9\n" in lab.printed
-    assert lab.files() == {"index.html"}
+    assert lab.files() == {"index.html", "explorer.html"}
 
 
 def test_a_failure_under_force_keeps_the_old_records_aside_and_does_not_show_them(lab: Lab) -> None:
@@ -622,7 +622,7 @@ def test_a_killed_process_is_a_failed_part(tmp_path: Path) -> None:
     out, err = process.communicate()
     assert (process.returncode, err) == (1, "")
     assert "fig3 failed: its process ended with status -9\n" in out
-    assert files(tmp_path) == {"index.html"}
+    assert files(tmp_path) == {"index.html", "explorer.html"}
 
 
 # Everything -----------------------------------------------------------------------------------------------------------
@@ -647,7 +647,7 @@ def test_everything_in_its_quick_version_end_to_end(tmp_path: Path) -> None:
         assert f'id="part-{part}"' in page
     assert {claim.plate for claim in CLAIMS if claim.plate} <= {*figures}
     drawn = re.findall(r'href="(figures/[^"]+)"', page)
-    assert files(tmp_path) == {"index.html", *drawn, *(f"records/{part}.jsonl" for part in PARTS)}
+    assert files(tmp_path) == {"index.html", "explorer.html", *drawn, *(f"records/{part}.jsonl" for part in PARTS)}
     assert len(figures) == len({*figures}) == page.count("<img ") + page.count('<table class="rows results')
     assert len(drawn) == 2 * page.count("<img ") + page.count('<table class="rows results')
     assert page.count("<img ") >= 13 + len(PARTS) - 6  # figure4 and readings have no records yet

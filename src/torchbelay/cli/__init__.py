@@ -1,8 +1,9 @@
 """The command `torchbelay`, one file per verb. It reads arguments and prints; formulas and experiments live elsewhere.
 
 A verb is a module with `add(commands)`, which declares its arguments, and `run(args)`, which returns the exit status. A
-mistake in the arguments ends in one line on stderr and exit status 2. `explain` and `recommend` need the library alone,
-without torch, and `plan`, `identify`, `synthesize` and `merge` need torch too; the other verbs need the extra `lab`.
+mistake in the arguments ends in one line on stderr and exit status 2. `explain`, `explore` and `recommend` need the
+library alone, without torch, and `plan`, `identify`, `synthesize` and `merge` need torch too; the other verbs need the
+extra `lab`.
 """
 
 import io
@@ -11,13 +12,14 @@ import sys
 
 from torchbelay._version import __version__
 
-from . import explain, fid, identify, merge, plan, recommend, reproduce, sample, synthesize, train
+from . import explain, explore, fid, identify, merge, plan, recommend, reproduce, sample, synthesize, train
 from .parser import Parser
 
 __all__ = ["main"]
 
 _VERBS = (
     explain,
+    explore,
     recommend,
     plan,
     identify,

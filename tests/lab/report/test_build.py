@@ -13,6 +13,7 @@ import pytest
 from helpers import sample_report
 from helpers.root import ROOT
 from helpers.sample_report import ANSWERS, TITLES, heads, plate, sample, verdict
+from torchbelay import explorer
 from torchbelay.lab.claims.errata import ERRATA, Erratum
 from torchbelay.lab.claims.verdict import Answer, Verdict
 from torchbelay.lab.part import LabError, Table
@@ -92,7 +93,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page
 def test_every_figure_lies_beside_the_page_in_both_kinds_and_nothing_else_does(folder: Path) -> None:
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     figures = {f"figures/{name}.{kind}" for name in ("paths", "shares", "limits") for kind in ("png", "svg")}
-    assert written == {"index.html", *figures, "figures/results.csv"}
+    assert written == {"index.html", "explorer.html", *figures, "figures/results.csv"}
     assert (folder / "figures/paths.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (folder / "figures/paths.svg").read_bytes()
 
@@ -163,6 +164,11 @@ def test_every_link_leads_to_something_on_the_page_or_beside_it(folder: Path, pa
             assert address[1:] in page.ids
         else:
             assert address in {FAR, *records} or (folder / address).is_file(), address
+
+
+def test_the_explorer_lies_beside_the_page_and_is_linked(folder: Path, page: Page) -> None:
+    assert [attrs["href"] for attrs in page.all("a")].count("explorer.html") == 1
+    assert (folder / "explorer.html").read_text(encoding="utf-8") == explorer.page()
 
 
 def test_headings_go_down_one_level_at_a_time(page: Page) -> None:

@@ -1,4 +1,4 @@
-"""The report: one page that needs no other file, and every figure as a file beside it.
+"""The report: one page that needs no other file, and beside it every figure as a file, and the explorer.
 
 The page makes no request and runs no script; its own policy (a `Content-Security-Policy` in its head) forbids both.
 page.html holds the layout and the fixed sentences. All numbers come from the records' headers, the verdicts, the plates
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from torchbelay import __version__
+from torchbelay import __version__, explorer
 from torchbelay.lab.claims.errata import ERRATA
 from torchbelay.lab.claims.protocol import read_protocol
 from torchbelay.lab.claims.verdict import Answer, Verdict
@@ -59,7 +59,7 @@ def build(
     *,
     titles: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the figures, then the page, into the folder `out`; return the path of the page.
+    """Write the figures, the explorer, then the page, into the folder `out`; return the path of the page.
 
     `heads`, `records` and `plates` hold the parts that were run, by name. `titles` names all parts in the order of the
     page; a part that was not run is shown with the command that runs it. Without `titles`, the parts are those that
@@ -93,7 +93,9 @@ def build(
         errata=ERRATA,
         protocol=read_protocol(),
         missing=MISSING,
+        explorer=explorer.NAME,
     )
+    write_text(out / explorer.NAME, explorer.page())
     write_text(out / PAGE, page)
     return out / PAGE
 
