@@ -18,14 +18,17 @@ from pathlib import Path
 
 import api_pages
 
+from torchbelay import explorer
 from torchbelay.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+EXPLORER = DOCS / "explorer"
+PLAYGROUND = Path("explorer/index.html")  # the explorer's place in the site
 GATHERED = ROOT / "build" / "docs"
 # Documents that are not in docs, and what they are in the site.
 OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-ASSETS = (".png", ".svg", ".css", ".js", ".html", ".json")
+ASSETS = (".png", ".svg", ".css", ".js")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 # A picture of another host, such as a badge, with the link around it: the site loads nothing from elsewhere.
 BADGE = re.compile(r"(?:\[!\[[^]]*\]\(https?://[^)\s]+\)\]\([^)\s]+\)|!\[[^]]*\]\(https?://[^)\s]+\))[ \t]*\n?")
@@ -43,7 +46,7 @@ def sources() -> dict[Path, Path]:
     found = {Path(place): ROOT / name for name, place in OUTSIDE.items()}
     for path in sorted(DOCS.rglob("*")):
         place = path.relative_to(DOCS)
-        if path.is_file() and path.suffix in (".md", *ASSETS) and "__pycache__" not in place.parts:
+        if path.is_file() and path.suffix in (".md", *ASSETS) and path.parent != EXPLORER:
             found[place] = path
     return found
 
@@ -88,7 +91,7 @@ def command_page() -> str:
 def gather(into: Path) -> None:
     """Write all pages and files of the site into a folder; files that have not changed keep their time."""
     files, address = sources(), repository()
-    places = {source.resolve(): place for place, source in files.items()}
+    places = {source.resolve(): place for place, source in files.items()} | {EXPLORER / "index.html": PLAYGROUND}
     wanted: dict[Path, bytes] = {}
     for place, source in files.items():
         content = source.read_bytes()
@@ -97,6 +100,7 @@ def gather(into: Path) -> None:
         wanted[place] = content
     for name, text in api_pages.pages(ROOT / "src", address).items():
         wanted[Path(name)] = text.encode("utf-8")
+    wanted[PLAYGROUND] = explorer.page().encode("utf-8")  # one file, which works from a disk too
     wanted[Path("api/command.md")] = command_page().encode("utf-8")
     for place, content in wanted.items():
         file = into / place
@@ -114,7 +118,7 @@ def watch(into: Path) -> None:
     """Gather the pages again whenever a file that they are made from has changed."""
     seen: dict[Path, float] = {}
     while True:
-        made_from = [*sources().values(), *(ROOT / "src").rglob("*.py")]
+        made_from = [*sources().values(), *EXPLORER.iterdir(), *(ROOT / "src").rglob("*.py")]
         now = {path: path.stat().st_mtime for path in made_from if path.exists()}
         if now != seen:
             gather(into)

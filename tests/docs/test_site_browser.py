@@ -20,8 +20,18 @@ pytest.importorskip("zensical", reason="zensical, of the extra docs, builds the 
 PATIENCE = 180_000  # milliseconds that anything may take
 PHONE, DESK = 390, 1280
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-MAIN = ("index", "methods", "paper", "real-training", "lightning", "api/methods")
-IN_DARK = ("index", "paper")
+MAIN = (
+    "index",
+    "start",
+    "which-method",
+    "how-to/fsdp2",
+    "methods",
+    "paper",
+    "failures",
+    "api/methods",
+    "explorer/index",
+)
+IN_DARK = ("index", "paper", "explorer/index")
 
 
 class _Quiet(SimpleHTTPRequestHandler):
