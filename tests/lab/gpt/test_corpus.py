@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from torchbelay.lab.gpt.corpus import collect, split_of, unigram_loss, windows
+from torchbelay.lab.gpt import corpus
+from torchbelay.lab.gpt.corpus import FILE, SPLITS, collect, find, load, split_of, unigram_loss, windows
 from torchbelay.lab.part import LabError
 
 NAMES = [f"package{i}" for i in range(40)]
@@ -40,6 +42,35 @@ def test_the_digest_is_that_of_the_text(folder: Path) -> None:
     assert one.digest == again.digest
     (folder / NAMES[3] / "code.py").write_text("# other\n")
     assert collect(1_000_000, [folder]).digest != one.digest
+
+
+def test_a_saved_text_is_read_as_it_was(folder: Path, tmp_path: Path) -> None:
+    one = collect(1_000_000, [folder])
+    one.save(tmp_path / FILE)
+    again = find(tmp_path, 1000)
+    assert again.digest == one.digest
+    assert again.packages == one.packages
+    for split in SPLITS:
+        assert torch.equal(again.held_out(split), one.held_out(split))
+
+
+def test_a_damaged_text_is_refused(folder: Path, tmp_path: Path) -> None:
+    one = collect(1_000_000, [folder])
+    path = tmp_path / FILE
+    texts = {split: one.held_out(split).numpy() for split in SPLITS}
+    texts["judge"] = texts["judge"][::-1]
+    np.savez(path, packages=np.array(1), digest=np.array(one.digest), **texts)  # type: ignore[arg-type]
+    with pytest.raises(LabError, match="SHA-256 differs; move it away"):
+        load(path)
+    path.write_bytes(b"PK")
+    with pytest.raises(LabError, match=f"cannot read {path}"):
+        load(path)
+
+
+def test_without_a_saved_text_it_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(corpus, "_folders", lambda: [folder])
+    (tmp_path / "empty").mkdir()
+    assert find(tmp_path / "empty", 1_000_000).packages == find(None, 1_000_000).packages == len(NAMES) + 1
 
 
 def test_no_package_has_more_than_its_share_and_all_have_at_most_what_was_asked_for(folder: Path) -> None:

@@ -59,10 +59,12 @@ class Trainer:
         self._text = torch.zeros(how.batch, how.shape.context, dtype=torch.long, device=device)
         self._following = torch.zeros_like(self._text)
         self._loss = torch.zeros((), device=device)
+        held_out: tuple[Split, ...] = ("tune", "judge")
+        self._frequencies = {split: unigram_loss(train, self.corpus.held_out(split)) for split in held_out}
         self._gradient: Callable[[], None] = self._pass
         self._forward: Callable[[Tensor, Tensor], Tensor] = self._eager
         if device.type == "cuda":
-            self._forward = torch.compile(self._eager)
+            self._forward = torch.compile(self._eager, dynamic=False)
             self._gradient = self._captured()
 
     def _eager(self, text: Tensor, following: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class Trainer:
                 self._pass()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             self._pass()
         return graph.replay
 
@@ -109,10 +111,12 @@ class Trainer:
             optimizer.step()
             if step > how.steps - how.warmup:
                 last += self._loss / how.warmup
-        losses = {"w1": self._held_out(split)}
+        losses, fresh = {"w1": self._held_out(split)}, None
         for name in ("average", *spectators):
             with belay.averaged(name):
                 losses["w2" if name == "average" else name] = self._held_out(split)
+                if name == "average":
+                    fresh = losses["w2"] if split == "judge" else self._held_out("judge")
         found: Record = {
             "kind": "run",
             "arm": arm.name,
@@ -122,6 +126,7 @@ class Trainer:
             "split": split,
             "train": rounded(float(last)),
             "losses": losses,
+            "fresh": fresh,  # w2's loss on the text for judging, which the figure shows and nothing is chosen by
         }
         if curvature:
             found["sharpness"] = self._sharpness(optimizer, offsets)
@@ -147,10 +152,7 @@ class Trainer:
             with precision(self.device):
                 total += self._forward(*windows(text, some, context)).double() * len(some)
         loss = float(total) / self.how.windows
-        return rounded(loss) if math.isfinite(loss) and loss < self._frequencies(split) else None
-
-    def _frequencies(self, split: Split) -> float:
-        return unigram_loss(self.corpus.train, self.corpus.held_out(split))
+        return rounded(loss) if math.isfinite(loss) and loss < self._frequencies[split] else None
 
     def _sharpness(self, optimizer: torch.optim.Optimizer, offsets: torch.Generator) -> float | None:
         self._next_batch(offsets)
