@@ -1,5 +1,6 @@
 """The part `gpt`: what runs, in which order, and what is kept."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_it_is_a_part() -> None:
     assert PARTS["gpt"] is study
+
+
+def make_run(arm: Arm, lr: float, seed: int, split: str) -> Record:
+    losses = {"w1": 2.0, "w2": 2.0}
+    return {"kind": "run", "arm": arm.name, "lr": lr, "seed": seed, "split": split, "losses": losses, "fresh": 2.0}
 
 
 def record(lane: Lane) -> Record:
@@ -101,7 +107,7 @@ def test_there_are_at_most_as_many_runs_as_the_plan_says() -> None:
 def test_a_run_does_not_depend_on_how_many_others_there_are(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study that gets more seeds, or more rates, goes on with the runs that it has."""
     trained: list[str] = []
-    monkeypatch.setattr(study.Trainer, "run", lambda self, arm, *_, **__: trained.append(arm.name) or {"losses": {}})
+    monkeypatch.setattr(study.Trainer, "run", lambda self, arm, *_, **__: trained.append(arm.name) or {})
     lane = Lane(HALF, 1e-3, 0, "tune")
     for how in (study.QUICK, replace(study.QUICK, judged_on=9, tuned_on=3, lrs=(1e-3,))):
         monkeypatch.setattr(study, "QUICK", how)
@@ -136,6 +142,31 @@ def test_a_study_whose_time_is_over_returns_what_is_finished(tiny: None, monkeyp
     assert len(more) == 6
     about, *same = study.run(replace(SETTINGS, stop_after=0.0), lambda _: None)
     assert same == more  # without time, what was finished before
+
+
+def test_an_unfinished_study_that_comes_with_the_package_goes_on(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+
+    def counted(self: object, arm: Arm, lr: float, seed: int, split: str, **_: object) -> Record:
+        trained.append(arm.name)
+        return make_run(arm, lr, seed, split)
+
+    monkeypatch.setattr(study.Trainer, "run", counted)
+    about, *runs = study.run(SETTINGS, lambda _: None)
+    whole = len(runs)
+    for before, expected in (
+        ([about | {"complete": False}, *runs[:5]], whole - 5),
+        ([about | {"complete": False, "digest": "of another text"}, *runs[:5]], whole),
+        ([about | {"complete": False, "code": "another"}, *runs[:5]], whole),
+        ([about, *runs[:5]], whole),  # a complete one is run again
+        ([], whole),
+    ):
+        trained.clear()
+        monkeypatch.setattr(study, "read_committed", lambda _, found=before: found)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(Path(os.environ["XDG_CACHE_HOME"]) / "next"))
+        again = study.run(SETTINGS, lambda _: None)
+        assert len(trained) == expected
+        assert [without_times(r) for r in again[1:]] == [without_times(r) for r in runs]
 
 
 @pytest.mark.thorough

@@ -46,6 +46,13 @@ FIRST_JUDGED = 1000  # the seeds for judging are others than those for tuning
 SOURCES = ("arms.py", "corpus.py", "curvature.py", "network.py", "training.py")  # the code that a run depends on
 
 
+RunKey = tuple[str, float, int, str]  # arm, rate, seed and split
+
+
+def _key(r: Record) -> RunKey:
+    return r["arm"], r["lr"], r["seed"], r["split"]
+
+
 @dataclass(frozen=True)
 class Stage:
     """Arms that are tuned, and then arms that are judged."""
@@ -173,6 +180,8 @@ class Study:
         self.deadline = Deadline(settings.stop_after)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not settings.quick else "cpu")
         self.corpus: Corpus = find(settings.data, self.how.corpus)
+        self.origin = versions(self.device)
+        self._before = self._runs_before()
         self._trainer: Trainer | None = None
         self.spent, self.complete = 0.0, False
 
@@ -203,23 +212,34 @@ class Study:
             yield from refining(self.how, stage.tuned, Runs(runs), seed)
             yield from judging(self.how, stage.judged, Runs(runs), seed)
 
+    def _runs_before(self) -> dict[RunKey, Record]:
+        """Return the runs that come with the package, if they are an unfinished study with this text, code and GPU."""
+        about, *runs = read_committed("") or [{}]
+        same = all(about.get(key) == value for key, value in self._identity().items())
+        return {_key(r): r for r in runs} if same and not about["complete"] and not self.settings.anew else {}
+
+    def _identity(self) -> Record:
+        """Return what runs must agree in to be of one study."""
+        made_by = {key: self.origin[key] for key in ("torch", "device")}
+        return {"code": code_digest(), "digest": self.corpus.digest, "steps": self.how.steps, **made_by}
+
     def _run(self, lane: Lane) -> Record:
         how = replace(self.how, lrs=(), tuned_on=0, judged_on=0, corpus=0)  # what one run depends on
-        made_by = {key: value for key, value in versions(self.device).items() if key in ("torch", "device")}
-        key = (how, lane.arm.name, lane.lr, lane.seed, lane.split, lane.curvature, self.corpus.digest, made_by)
+        key = (how, lane.arm.name, lane.lr, lane.seed, lane.split, lane.curvature, self._identity())
         cached = CachedRecords(NAME, *key, code=code_digest())
         known = None if self.settings.anew else cached.read()
-        if known is None:
+        found = known[1][0] if known else self._before.get((lane.arm.name, lane.lr, lane.seed, lane.split))
+        if found is None:
             self.deadline.check()
             begin = time.perf_counter()
             self._trainer = self._trainer or Trainer(self.how, self.corpus, self.device)
-            found = [self._trainer.run(lane.arm, lane.lr, lane.seed, lane.split, curvature=lane.curvature)]
-            known = time.perf_counter() - begin, found
-            cached.write(found, known[0])
-            self.deadline.spent(known[0])
-        self.spent += known[0]
+            found = self._trainer.run(lane.arm, lane.lr, lane.seed, lane.split, curvature=lane.curvature)
+            found["run_s"] = round(time.perf_counter() - begin, 2)
+            cached.write([found], found["run_s"])
+            self.deadline.spent(found["run_s"])
+        self.spent += found["run_s"]
         self.tick(1)
-        return known[1][0]
+        return found
 
     def _about(self) -> Record:
         how = self.how
@@ -235,10 +255,10 @@ class Study:
             "rate": how.rate,
             "bytes": {split: len(self.corpus.held_out(split)) for split in SPLITS},
             "packages": self.corpus.packages,
-            "digest": self.corpus.digest,
             "device_s": round(self.spent),
             "date": time.strftime("%Y-%m"),
-            **versions(self.device),
+            **self._identity(),
+            **self.origin,
         }
 
 
