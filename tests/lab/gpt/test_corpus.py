@@ -99,3 +99,19 @@ def test_the_loss_of_frequencies_is_the_entropy_of_the_same_text() -> None:
     text = torch.tensor([0, 1] * 50_000, dtype=torch.uint8)
     assert unigram_loss(text, text) == pytest.approx(0.693147, abs=0.02)
     assert unigram_loss(text, torch.tensor([7], dtype=torch.uint8)) > 10
+
+
+def test_a_link_that_leads_nowhere_is_no_obstacle(folder: Path) -> None:
+    before = collect(1_000_000, [folder])
+    (folder / NAMES[0] / "gone.py").symlink_to(folder / "nowhere.py")
+    assert collect(1_000_000, [folder]).digest == before.digest
+
+
+def test_no_more_of_a_package_is_read_than_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(30):
+        (folder / NAMES[0] / f"more{i:02}.py").write_text("y" * 100)
+    read: list[str] = []
+    once = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or once(path))
+    collect(20_000, [folder])  # a share of 400 bytes
+    assert len([name for name in read if name.startswith("more")]) == 2  # 221 bytes, and 101 of each

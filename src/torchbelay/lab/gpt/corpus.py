@@ -100,7 +100,7 @@ def collect(most: int, folders: list[Path] | None = None) -> Corpus:
     for name in sorted(found, key=_digest):
         if total >= most:
             break
-        text = b"".join(_texts(found[name]))[: most // 50]
+        text = _first_bytes(found[name], most // 50)
         if not text:
             continue
         texts[split_of(name)].append(text)
@@ -130,10 +130,21 @@ def _packages(folders: list[Path]) -> dict[str, list[Path]]:
     return found
 
 
+def _first_bytes(paths: list[Path], most: int) -> bytes:
+    """Return the first bytes of a package's code; no file is read that does not belong to them."""
+    text = b""
+    for part in _texts(paths):
+        text += part
+        if len(text) >= most:
+            break
+    return text[:most]
+
+
 def _texts(paths: list[Path]) -> Iterator[bytes]:
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            if not _LEFT_OUT.intersection(file.relative_to(path.parent).parts) and not file.name.startswith("test_"):
+            left_out = _LEFT_OUT.intersection(file.relative_to(path.parent).parts) or file.name.startswith("test_")
+            if not left_out and file.is_file():  # a link may lead nowhere
                 yield file.read_bytes() + b"\n"
 
 
