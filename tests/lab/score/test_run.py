@@ -355,10 +355,10 @@ def test_a_study_whose_time_is_over_returns_what_is_finished(
     limited = replace(SMALL, stop_after=15.0)
     origin, *first = laboratory.run(limited, run_group=slow)
     assert origin["complete"] is False
-    assert {line["seed"] for line in first} == {0}  # a second group would end after 20 s
+    assert {line["seed"] for line in first if line["kind"] == "run"} == {0}  # a second group would end after 20 s
     assert len(laboratory.trained) == 1
     origin, *more = laboratory.run(limited, run_group=slow)
-    assert [line for line in more if line in first] == first
+    assert more[: len(first)] == first
     assert [group.seed for group in laboratory.trained] == [0, 1]
     origin, *_ = laboratory.run(SMALL, run_group=slow)
     assert origin["complete"] is True
@@ -370,4 +370,4 @@ def test_a_study_without_a_pulling_spring_has_no_speed_to_measure(laboratory: La
 
     changes = {"plans": {"rates": alone, "table1": small_table1}}
     found = laboratory.run(Settings(), **changes)
-    assert [line["study"] for line in found if line["kind"] == "throughput"] == []
+    assert {line["study"] for line in found if line["kind"] == "throughput"} == {"table1"}
