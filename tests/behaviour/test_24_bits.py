@@ -166,8 +166,8 @@ def test_a_captured_graph_draws_new_bytes_at_every_replay(ours: bool, impl: str)
         model = nn.Linear(64, 64).cuda()
         nn.init.constant_(model.weight, 0.3)
         nn.init.constant_(model.bias, 0.1)
-        kind, how = (optim.AdamW, {}) if ours else (torch.optim.AdamW, {"capturable": True})
-        optimizer = kind(model.parameters(), lr=torch.tensor(1e-3, device="cuda"), **how)
+        kind = optim.AdamW if ours else torch.optim.AdamW
+        optimizer = kind(model.parameters(), lr=torch.tensor(1e-3, device="cuda"), capturable=True)
         belay = tb.Belay(model, optimizer, EMA, bits=24, impl=impl)
         x = torch.linspace(-1, 1, 64 * 8, device="cuda").view(8, 64)
 

@@ -244,7 +244,7 @@ def test_a_weight_of_another_shape_with_as_many_elements_is_refused_before_anyth
     run = Run(lambda ps: torch.optim.SGD(ps, lr=0.05), method, impl)
     run.go(lambda net: None)
     weight = run.net.square.weight
-    weight.data, weight.grad = weight.data.reshape(2, 8), torch.ones(2, 8)
+    weight.data, weight.grad = weight.data.reshape(2, 8), torch.ones(2, 8, device=weight.device)
     before = everything(model=run.net, optimizer=run.optimizer)
     with pytest.raises(RuntimeError, match=r"'square.weight' has the shape \(2, 8\) now.*\(4, 4\).*reset\(\)"):
         run.optimizer.step()

@@ -1,6 +1,7 @@
 """float32 copies of 16-bit averages, in which steps add up that are too small for 16 bits."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,12 @@ from torchbelay.ops import arithmetic
 
 from .tensors import copy_, follow_, start, wide
 
-RUN = 1 << 18  # elements that are compared, moved and rounded at a time on a CPU: what they need stays in its cache
+_device = attrgetter("device")
+_ORDINARY = {Tensor, torch.nn.Parameter}
+
+# Elements that are compared, moved and rounded at a time. On a CPU what they need stays in its cache. On other devices
+# a run is large enough to keep them busy, with 64 MiB of scratch memory.
+RUN, DEVICE_RUN = 1 << 18, 1 << 23
 
 
 class Fractions:
@@ -22,22 +28,22 @@ class Fractions:
 
     def __init__(self) -> None:
         self._copies: list[Tensor] = []
-        self._host: _HostCopies | None = None
+        self._block: _Block | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the copies alone: a pickle does not know that tensors share memory."""
-        return {"_copies": [copy.clone() for copy in self._copies], "_host": None}
+        return {"_copies": [copy.clone() for copy in self._copies], "_block": None}
 
     @torch.no_grad()
     def follow(self, averages: Sequence[Tensor], weights: Sequence[Tensor], share: float) -> None:
         """Move every average by `share` of its way to its weight; integers are copied."""
         narrow = [i for i, a in enumerate(averages) if wide(a.dtype) != a.dtype]
-        host = self._on_host([averages[i] for i in narrow])
-        if host is None:
+        block = self._in_one_block([averages[i] for i in narrow])
+        if block is None:
             follow_(self.widen(averages), weights, share)
             self.round_into(averages)
             return
-        host.follow([averages[i] for i in narrow], [weights[i].detach() for i in narrow], share)
+        block.follow([averages[i] for i in narrow], [weights[i].detach() for i in narrow], share)
         if len(narrow) < len(averages):
             rest = [i for i, a in enumerate(averages) if wide(a.dtype) == a.dtype]
             follow_([averages[i] for i in rest], [weights[i] for i in rest], share)
@@ -47,12 +53,12 @@ class Fractions:
         """Return the averages to compute with: a float32 copy of each 16-bit one, and the others themselves."""
         narrow = [a for a in averages if wide(a.dtype) != a.dtype]
         if not narrow:
-            self._copies, self._host = [], None
+            self._copies, self._block = [], None
             return list(averages)
-        if (host := self._on_host(narrow)) is not None:
-            host.check(narrow)
+        if (block := self._in_one_block(narrow)) is not None:
+            block.check(narrow)
         else:
-            self._host = None
+            self._block = None
             self._match(narrow)
             for copy, average in zip(self._copies, narrow, strict=True):
                 same = arithmetic.bits(copy.to(average.dtype)) == arithmetic.bits(average)
@@ -72,15 +78,15 @@ class Fractions:
         copies = (copy.clone() if copy.is_inference() else copy for copy in self._copies)
         self._copies = [copy.to(a.device) for copy, a in zip(copies, narrow, strict=True)]
 
-    def _on_host(self, narrow: list[Tensor]) -> "_HostCopies | None":
-        """Return the copies in one block of memory, if all averages are on the CPU."""
-        if not narrow or any(a.device.type != "cpu" for a in narrow):
+    def _in_one_block(self, narrow: list[Tensor]) -> "_Block | None":
+        """Return the copies in one block of memory, if all averages are on one device."""
+        if not narrow or len(set(map(_device, narrow))) > 1 or not _ORDINARY.issuperset(map(type, narrow)):
             return None
-        if self._host is None or not self._host.fits(narrow):
+        if self._block is None or not self._block.fits(narrow):
             self._match(narrow)
-            self._host = _HostCopies(narrow, self._copies)
-            self._copies = self._host.views
-        return self._host
+            self._block = _Block(narrow, self._copies)
+            self._copies = self._block.views
+        return self._block
 
 
 class _Run(NamedTuple):
@@ -98,7 +104,7 @@ class _Run(NamedTuple):
     all_wide: Tensor
 
 
-class _HostCopies:
+class _Block:
     """float32 copies in one block of memory.
 
     Few calls do for many small averages, and of large ones everything that a part needs stays in the cache.
@@ -106,10 +112,11 @@ class _HostCopies:
 
     def __init__(self, averages: list[Tensor], copies: list[Tensor]) -> None:
         self._layouts = [_about(a) for a in averages]
-        self._block = torch.empty(sum(a.numel() for a in averages), dtype=torch.float32, device="cpu")
+        self._device = averages[0].device
+        self._memory = torch.empty(sum(a.numel() for a in averages), dtype=torch.float32, device=self._device)
         self.views = [
             _shaped(some, a)
-            for some, a in zip(torch.split(self._block, [a.numel() for a in averages]), averages, strict=True)
+            for some, a in zip(torch.split(self._memory, [a.numel() for a in averages]), averages, strict=True)
         ]
         for view, copy in zip(self.views, copies, strict=True):
             view.copy_(copy)
@@ -117,7 +124,7 @@ class _HostCopies:
 
     def fits(self, averages: list[Tensor]) -> bool:
         """Whether these are averages like those that the copies were made of."""
-        if self._block.is_inference() and not torch.is_inference_mode_enabled():
+        if self._memory.is_inference() and not torch.is_inference_mode_enabled():
             return False
         return self._layouts == [_about(a) for a in averages]
 
@@ -139,26 +146,28 @@ class _HostCopies:
             torch._foreach_copy_(some, run.copies)
 
     def _cut(self, averages: list[Tensor]) -> "list[_Run]":
-        """Cut the averages into runs of one dtype and of about RUN elements at most."""
+        """Cut the averages into runs of one dtype and of about so many elements at most as fit well."""
+        most = RUN if self._device.type == "cpu" else DEVICE_RUN
         runs: list[tuple[int, int, slice | None, int, int]] = []  # first, last, part, and where in the block
         begin = first = 0
         end = 0
         for i, average in enumerate(averages):
             size = average.numel()
-            large = size > RUN and _is_dense(average)
-            if first < i and (large or end - begin + size > RUN or averages[first].dtype != average.dtype):
+            large = size > most and _is_dense(average)
+            if first < i and (large or end - begin + size > most or averages[first].dtype != average.dtype):
                 runs.append((first, i, None, begin, end))
                 first, begin = i, end
             if large:
-                for low in range(0, size, RUN):
-                    high = min(low + RUN, size)
+                for low in range(0, size, most):
+                    high = min(low + most, size)
                     runs.append((i, i + 1, slice(low, high), end + low, end + high))
                 first, begin = i + 1, end + size
             end += size
         if first < len(averages):
             runs.append((first, len(averages), None, begin, end))
         room = max((high - low for *_, low, high in runs), default=0)
-        scratch = [torch.empty(room, dtype=dtype, device="cpu") for dtype in (torch.int16, torch.int16, torch.float32)]
+        kinds = (torch.int16, torch.int16, torch.float32)
+        scratch = [torch.empty(room, dtype=dtype, device=self._device) for dtype in kinds]
         return [self._run(averages, *run, *scratch) for run in runs]
 
     def _run(
@@ -173,7 +182,7 @@ class _HostCopies:
         held: Tensor,
         wide: Tensor,
     ) -> _Run:
-        copy, dtype = self._block[low:high], averages[first].dtype
+        copy, dtype = self._memory[low:high], averages[first].dtype
         size = high - low
         rounded, held, wide = rounded[:size].view(dtype), held[:size].view(dtype), wide[:size]
         if part is not None:
@@ -189,11 +198,13 @@ class _HostCopies:
 def _check(run: _Run, averages: list[Tensor]) -> None:
     torch._foreach_copy_(run.held, averages)
     run.rounded.copy_(run.copy)
-    # large integers are compared faster, and a nan equals itself
-    width = next(t for t in (torch.int64, torch.int32, torch.int16) if 2 * len(run.rounded) % t.itemsize == 0)
-    if not torch.equal(run.rounded.view(width), run.all_held.view(width)):
-        same = arithmetic.bits(run.rounded) == arithmetic.bits(run.all_held)
-        torch.where(same, run.copy, run.all_held, out=run.copy)
+    if run.copy.device.type == "cpu":  # asking a device whether anything changed would make the host wait for it
+        # large integers are compared faster, and a nan equals itself
+        width = next(t for t in (torch.int64, torch.int32, torch.int16) if 2 * len(run.rounded) % t.itemsize == 0)
+        if torch.equal(run.rounded.view(width), run.all_held.view(width)):
+            return
+    same = arithmetic.bits(run.rounded) == arithmetic.bits(run.all_held)
+    torch.where(same, run.copy, run.all_held, out=run.copy)
 
 
 def _taken(run: _Run, tensors: list[Tensor]) -> list[Tensor]:
@@ -205,7 +216,7 @@ def _taken(run: _Run, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _about(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _shaped(memory: Tensor, like: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from .step import Swing, Tensors
 
@@ -275,11 +276,22 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
     dtypes = {t.dtype for tensors in lists for t in tensors}
     if len(dtypes) == 1 and not dtypes & _NARROW:  # the usual case, and fast
         return [list(tensors) for tensors in lists]
+    if lists[0][0].is_cuda and all(len(set(map(_dtype, tensors))) == 1 for tensors in lists):
+        wide = reduce(torch.promote_types, dtypes, torch.float32)
+        return [list(tensors) if tensors[0].dtype == wide else _converted(tensors, wide) for tensors in lists]
     columns = []
     for group in zip(*lists, strict=True):
         wide = widest(*group)
         columns.append([t.to(wide) for t in group])
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _converted(tensors: Tensors, dtype: torch.dtype) -> list[Tensor]:
+    """Return copies of tensors of a GPU in another dtype: three calls for many of them, and few launches."""
+    if not all(map(Tensor.numel, tensors)):  # torch would make an empty one flat
+        return [t.to(dtype) for t in tensors]
+    flat = _flatten_dense_tensors(tensors).to(dtype)  # type: ignore[no-untyped-call]
+    return list(_unflatten_dense_tensors(flat, tensors))  # type: ignore[no-untyped-call]
 
 
 def _write_back(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
@@ -323,6 +335,10 @@ def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list
     The first list has tensors. The others may have anything that can be cut by `split(size, dim)` as tensors can.
     """
     most = max(1, SCRATCH if most is None else most)
+    aligned = lists[0] and len(set(map(len, lists))) == 1
+    if aligned and sum(map(Tensor.numel, lists[0])) <= most:  # as one run, without a look at each
+        yield list(map(list, lists))
+        return
     run: list[tuple[Any, ...]] = []
     size = 0
     for group in zip(*lists, strict=True):

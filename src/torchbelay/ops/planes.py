@@ -176,7 +176,8 @@ def move(
         )
         planes = split(flat, random_bytes(places, step))
         for own, new in zip((high, low), planes, strict=True):
-            arithmetic.copy_(own, _like(new, own))
+            # as integers: a GPU that copies many bfloat16 tensors at once gives every nan the same bits
+            arithmetic.copy_(list(map(arithmetic.bits, own)), _like(arithmetic.bits(new), own))
         if _meets(motion):
             arithmetic.write_(w1, _like(joined(*planes), w1), keep)
 
