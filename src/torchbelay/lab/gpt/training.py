@@ -100,12 +100,12 @@ class Trainer:
         )
         spectators = {name: make(how.rate) for name, make in arm.spectators.items()}
         belay = Belay(self.network, optimizer, arm.method(how.rate), spectators=spectators or None)
-        offsets = torch.Generator().manual_seed(10_000 + seed)
+        starts = self._starts(seed)
         last = torch.zeros((), device=self.device)
         for step in range(1, how.steps + 1):
             for group in optimizer.param_groups:
                 group["lr"] = lr * arm.lr_at(step, how.steps, how.warmup)
-            self._next_batch(offsets)
+            self._load_batch(starts[step - 1])
             self._gradient()
             nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
             optimizer.step()
@@ -129,13 +129,20 @@ class Trainer:
             "fresh": fresh,  # w2's loss on the text for judging, which the figure shows and nothing is chosen by
         }
         if curvature:
-            found["sharpness"] = self._sharpness(optimizer, offsets)
+            self._load_batch(starts[how.steps])
+            found["sharpness"] = self._sharpness(optimizer)
         belay.detach()
         return found
 
-    def _next_batch(self, offsets: torch.Generator) -> None:
-        starts = torch.randint(len(self.corpus.train) - self.how.shape.context, (self.how.batch,), generator=offsets)
-        text, following = windows(self.corpus.train, starts.to(self.device), self.how.shape.context)
+    def _starts(self, seed: int) -> Tensor:
+        """Draw where the text of every batch of a run starts; all go to the device at once, so that no step waits."""
+        source = torch.Generator().manual_seed(10_000 + seed)
+        last = len(self.corpus.train) - self.how.shape.context
+        drawn = [torch.randint(last, (self.how.batch,), generator=source) for _ in range(self.how.steps + 1)]
+        return torch.stack(drawn).to(self.device)
+
+    def _load_batch(self, starts: Tensor) -> None:
+        text, following = windows(self.corpus.train, starts, self.how.shape.context)
         self._text.copy_(text)
         self._following.copy_(following)
 
@@ -154,7 +161,6 @@ class Trainer:
         loss = float(total) / self.how.windows
         return rounded(loss) if math.isfinite(loss) and loss < self._frequencies[split] else None
 
-    def _sharpness(self, optimizer: torch.optim.Optimizer, offsets: torch.Generator) -> float | None:
-        self._next_batch(offsets)
+    def _sharpness(self, optimizer: torch.optim.Optimizer) -> float | None:
         some = slice(0, max(1, self.how.batch // 4))
         return preconditioned_sharpness(self.network, optimizer, self._text[some], self._following[some], BETA2)
