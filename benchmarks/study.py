@@ -19,6 +19,7 @@ from torchbelay.lab.score import run as images
 
 PARTS = ("warmup", "penalty", "gpt")
 QUIET = 10.0  # seconds between two lines about progress
+START = 120.0  # seconds that a further part needs for its first runs, with which it is compiled
 
 
 def run(name: str, settings: Settings, tick: Tick) -> list[Record]:
@@ -60,6 +61,9 @@ def main() -> None:
     begin = time.monotonic()
     for name in args.parts:
         left = None if args.stop_after is None else args.stop_after - (time.monotonic() - begin)
+        if left is not None and left < START and name != args.parts[0]:
+            print(f"{name}: not begun, because {left:.0f} s are left", flush=True)
+            continue
         settings = Settings(quick=args.quick, data=args.data, stop_after=left)
         found = run(name, settings, teller(name, units(name, settings)))
         about = next(line for line in found if line["kind"] in ("protocol", "origin"))

@@ -64,6 +64,14 @@ def test_without_time_it_writes_what_is_finished(
     assert [line["kind"] for line in records.read(tmp_path / "gpt.jsonl")[1]] == ["protocol"]
 
 
+def test_a_further_part_is_not_begun_without_time_to_compile_it(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "gpt", "warmup", "--quick", "--out", str(tmp_path), "--stop-after", "100")
+    assert "warmup: not begun" in capsys.readouterr().out
+    assert not (tmp_path / "warmup.jsonl").exists()
+
+
 def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
