@@ -277,18 +277,15 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
     if len(dtypes) == 1 and not dtypes & _NARROW:  # the usual case, and fast
         return [list(tensors) for tensors in lists]
     if lists[0][0].is_cuda and all(len(set(map(_dtype, tensors))) == 1 for tensors in lists):
-        wide = reduce(torch.promote_types, dtypes, torch.float32)
+        wide = widest(*(tensors[0] for tensors in lists))
         return [list(tensors) if tensors[0].dtype == wide else _converted(tensors, wide) for tensors in lists]
-    columns = []
-    for group in zip(*lists, strict=True):
-        wide = widest(*group)
-        columns.append([t.to(wide) for t in group])
-    return [list(row) for row in zip(*columns, strict=True)]
+    groups = ((group, widest(*group)) for group in zip(*lists, strict=True))
+    return [list(row) for row in zip(*([t.to(wide) for t in group] for group, wide in groups), strict=True)]
 
 
 def _converted(tensors: Tensors, dtype: torch.dtype) -> list[Tensor]:
     """Return copies of tensors of a GPU in another dtype: three calls for many of them, and few launches."""
-    if not all(map(Tensor.numel, tensors)):  # torch would make an empty one flat
+    if not all(map(Tensor.numel, tensors)) or len({t.device for t in tensors}) > 1:  # torch flattens an empty one
         return [t.to(dtype) for t in tensors]
     flat = _flatten_dense_tensors(tensors).to(dtype)  # type: ignore[no-untyped-call]
     return list(_unflatten_dense_tensors(flat, tensors))  # type: ignore[no-untyped-call]
@@ -335,8 +332,7 @@ def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list
     The first list has tensors. The others may have anything that can be cut by `split(size, dim)` as tensors can.
     """
     most = max(1, SCRATCH if most is None else most)
-    aligned = lists[0] and len(set(map(len, lists))) == 1
-    if aligned and sum(map(Tensor.numel, lists[0])) <= most:  # as one run, without a look at each
+    if lists[0] and len(set(map(len, lists))) == 1 and sum(map(Tensor.numel, lists[0])) <= most:  # the usual case
         yield list(map(list, lists))
         return
     run: list[tuple[Any, ...]] = []
@@ -354,11 +350,10 @@ def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list
 
 def _cut(group: tuple[Any, ...], most: int) -> Iterator[tuple[Any, ...]]:
     """Cut tensors of one shape, along their longest dimension, until each part has at most `most` elements."""
-    size = group[0].numel()
+    shape, size = group[0].shape, group[0].numel()
     if size <= most:
         yield group
         return
-    shape = group[0].shape
     longest = max(range(len(shape)), key=lambda d: shape[d])
     rows = max(1, most * shape[longest] // size)
     for part in zip(*(t.split(rows, longest) for t in group), strict=True):
