@@ -8,12 +8,13 @@ from helpers.root import ROOT
 from torchbelay.lab import records
 
 DOCS = ROOT / "docs" / "records"
-PACKAGE = Path(str(files("torchbelay.lab.score"))) / "records"  # of the parts that need a GPU
+# of the parts that need a GPU; the language model's appear once it was run
+PACKAGE = tuple(Path(str(files(f"torchbelay.lab.{room}"))) / "records" for room in ("score", "gpt"))
 
 
 def paths() -> dict[str, Path]:
     """Return the file of each part, by the part's name; a file in docs comes before one in the package."""
-    return {path.stem: path for folder in (PACKAGE, DOCS) for path in sorted(folder.glob("*.jsonl"))}
+    return {path.stem: path for folder in (*PACKAGE, DOCS) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def head(name: str) -> dict[str, Any]:

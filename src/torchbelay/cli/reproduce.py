@@ -19,8 +19,8 @@ examples:
   torchbelay reproduce --dry-run             list the parts that would run
   torchbelay reproduce cifar10 --data cifar-10-binary.tar.gz --budget 10m --out trial
 
-Without a GPU or without the data, mnist, figure4, readings, sign, cifar10 and gpt show the records that come with the
-package.
+Without a GPU or without the data, mnist, figure4, readings, sign, cifar10, warmup, penalty and gpt show the records
+that come with the package.
 """
 
 
@@ -36,7 +36,7 @@ def add(commands: "Commands") -> None:
     )
     parts = (
         "fig1, fig2, fig3, robustness, momentum, invariance, theory, overhead, ring, posthoc, mnist, figure4, "
-        "readings, sign, cifar10, gpt or all (default)"
+        "readings, sign, cifar10, warmup, penalty, gpt or all (default)"
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=parts)
     parser.add_argument("--out", default="report", metavar="DIR", help="the folder of the report (default: report)")
@@ -46,7 +46,7 @@ def add(commands: "Commands") -> None:
     parser.add_argument("--jobs", type=steps, metavar="N", help="parts to run at a time (default: the number of cores)")
     parser.add_argument("--dry-run", action="store_true", help="list the parts that would run, and run nothing")
     option = parser.add_argument_group(
-        "mnist, figure4, readings, sign and cifar10, which train on images with a GPU"
+        "mnist, figure4, readings, sign, cifar10, warmup and penalty, which train on images with a GPU"
     ).add_argument
     option("--data", type=Path, metavar="PATH", help="a copy of the data set (default: TORCHBELAY_DATA, or the cache)")
     option("--inception", type=Path, metavar="PATH", help="FID's weights (default: torch-fidelity downloads them)")

@@ -24,6 +24,7 @@ class Arm:
     method: Method | None = None
     lr_scale: float = 1.0
     effective_scale: float = 1.0  # how far a constant gradient moves the weights, per nominal learning rate
+    spectators: tuple[tuple[str, Method], ...] = ()  # further averages of the same run, which never pull, by name
 
     @property
     def averages(self) -> bool:
@@ -68,6 +69,7 @@ class Lane:
     lr: float
     eps: float = 1e-8  # Adam's
     warm_up: int = 0  # steps over which the learning rate grows to its value
+    beta1: float = 0.9  # Adam's
 
     @property
     def actual_lr(self) -> float:

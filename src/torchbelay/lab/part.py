@@ -27,6 +27,7 @@ class Settings:
     inception: Path | None = None  # the weights of FID's network
     budget: str | None = None  # how much to train: a time, or a number of images per network
     anew: bool = False  # run again what an earlier run left in the cache
+    stop_after: float | None = None  # seconds, after which a part returns the records of what is finished
 
 
 MISSING = "–"  # in a table

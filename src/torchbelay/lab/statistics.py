@@ -93,6 +93,42 @@ def mcnemar(only_one: int, only_other: int) -> float:
     return float(stats.binom.sf(only_other - 1, only_one + only_other, 0.5))
 
 
+def one_sided(gains: Sequence[float]) -> float:
+    """Return p of gains with a mean of at most 0: by Student's t; by signs if one of them is infinite.
+
+    An infinite gain is that of a lost run, which is worse than any other by an unknown amount: only its rank is known.
+
+    >>> round(one_sided([1.0, 2.0, 3.0]), 4), one_sided([math.inf, 1.0, 1.0]), one_sided([1.0, -math.inf])
+    (0.0371, 0.125, 0.75)
+    """
+    n = len(gains)
+    if n < 2:
+        return 1.0
+    if not all(math.isfinite(gain) for gain in gains):
+        return float(stats.binomtest(sum(gain > 0 for gain in gains), n, alternative="greater").pvalue)
+    mean = math.fsum(gains) / n
+    error = math.sqrt(math.fsum((gain - mean) ** 2 for gain in gains) / (n - 1) / n)
+    if error == 0:
+        return 0.0 if mean > 0 else 1.0
+    return float(stats.t.sf(mean / error, n - 1))
+
+
+def holm(ps: Sequence[float], level: float, tests: int | None = None) -> list[bool]:
+    """Return which of several tests are passed: the i-th smallest p of n is at most level/(n − i + 1), and all before.
+
+    `tests` is n if some tests have no p yet; their p counts as 1.
+
+    >>> holm([0.02, 0.04], 0.05), holm([0.03, 0.04], 0.05), holm([0.02, 0.04], 0.05, tests=3)
+    ([True, True], [False, False], [False, False])
+    """
+    n, passed = len(ps) if tests is None else tests, [False] * len(ps)
+    for i, k in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        if ps[k] > level / (n - i):
+            break
+        passed[k] = True
+    return passed
+
+
 def share_interval(count: int, size: int) -> tuple[float, float]:
     """Return the 95% interval of a share, by Wilson's formula.
 

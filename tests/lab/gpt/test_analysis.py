@@ -4,9 +4,11 @@ import math
 
 import pytest
 
+from torchbelay.lab.answer import Answer
 from torchbelay.lab.gpt import figures
-from torchbelay.lab.gpt.analysis import Hypothesis, Runs, holm, hypotheses, one_sided
+from torchbelay.lab.gpt.analysis import Runs, judged
 from torchbelay.lab.gpt.arms import ARMS, BELAY, CONSTANT, HALF, QUARTER
+from torchbelay.lab.hypotheses import Hypothesis
 from torchbelay.lab.part import Record, Table
 
 LRS = (0.001, 0.002, 0.004, 0.008)
@@ -15,7 +17,8 @@ LRS = (0.001, 0.002, 0.004, 0.008)
 def make(arm: str, lr: float, seed: int, loss: float | None, split: str = "judge") -> Record:
     losses = {"w1": loss, "w2": loss, **dict.fromkeys(ARMS[arm].spectators, loss)}
     theta = ARMS[arm].theta
-    return {"kind": "run", "arm": arm, "theta": theta, "lr": lr, "seed": seed, "split": split, "losses": losses}
+    key = {"kind": "run", "arm": arm, "theta": theta, "lr": lr, "seed": seed, "split": split}
+    return {**key, "losses": losses, "fresh": loss}
 
 
 def curve(arm: str, losses: list[float | None], seeds: int = 5) -> list[Record]:
@@ -29,7 +32,7 @@ def curve(arm: str, losses: list[float | None], seeds: int = 5) -> list[Record]:
     return found
 
 
-def study(**special: list[float | None]) -> Runs:
+def study(seeds: int = 5, **special: list[float | None]) -> Runs:
     losses = {
         CONSTANT.name: [1.1, 1.0, 1.1, 1.3],
         QUARTER.name: [1.1, 1.0, 1.01, 1.015],
@@ -37,7 +40,7 @@ def study(**special: list[float | None]) -> Runs:
         BELAY.name: [1.1, 1.0, 1.1, 1.3],
     }
     losses |= special
-    return Runs([record for arm, values in losses.items() for record in curve(arm, values)])
+    return Runs([record for arm, values in losses.items() for record in curve(arm, values, seeds)])
 
 
 def test_the_best_rate_is_that_of_the_seeds_for_tuning() -> None:
@@ -59,31 +62,76 @@ def test_a_rate_that_loses_a_seed_is_never_the_best() -> None:
     assert runs.best_lr(CONSTANT.name) == 0.001
 
 
+def test_a_rate_with_fewer_seeds_is_never_the_best() -> None:
+    runs = Runs(
+        [
+            *(make(CONSTANT.name, lr, 0, loss, "tune") for lr, loss in zip(LRS, (3.0, 2.0, 1.9, 1.0), strict=True)),
+            *(make(CONSTANT.name, lr, 1, loss, "tune") for lr, loss in zip(LRS[:3], (3.0, 1.8, 2.0), strict=True)),
+        ]
+    )
+    assert runs.best_lr(CONSTANT.name) == 0.002
+
+
+def answers(runs: Runs) -> dict[str, Answer]:
+    return {h.id: h.answer for h in judged(runs)}
+
+
 def test_the_hypotheses_hold_if_the_numbers_say_so() -> None:
-    found = {h.id: h for h in hypotheses(study())}
-    assert found[f"H2 {QUARTER.name}"].holds
-    assert not found[f"H2 {HALF.name}"].holds  # the same curve as EMA's
-    assert found["H3"].holds
-    assert found["H5"].holds
+    assert answers(study()) == {
+        f"H2 {QUARTER.name}": Answer.HOLDS,
+        f"H2 {HALF.name}": Answer.UNDECIDED,  # the same curve as EMA's
+        "H3": Answer.HOLDS,
+        "H5": Answer.HOLDS,
+    }
+
+
+def test_a_narrower_range_refutes_that_it_is_wider() -> None:
+    found = answers(study(**{QUARTER.name: [1.3, 1.0, 1.3, 1.3]}))
+    assert found[f"H2 {QUARTER.name}"] is Answer.FAILS
+
+
+def test_seeds_without_all_their_runs_do_not_count() -> None:
+    whole = study()
+    without = [r for r in whole.all if (r["arm"], r["lr"], r["seed"]) != (QUARTER.name, 0.008, 1004)]
+    runs = Runs(without)
+    assert runs.whole_seeds() == [1000, 1001, 1002, 1003]
+    assert {h.seeds for h in judged(runs)} == {4}
+    late = Runs([r for r in without if r["arm"] != BELAY.name or r["seed"] < 1002])
+    assert {h.id: h.seeds for h in judged(late)}["H5"] == 2
+
+
+def test_too_few_seeds_decide_nothing_and_none_are_not_run() -> None:
+    assert set(answers(study(seeds=2)).values()) == {Answer.UNDECIDED}
+    assert set(answers(study(seeds=0)).values()) == {Answer.OPEN}
+    assert set(answers(Runs([])).values()) == {Answer.OPEN}
+
+
+def by_id(runs: Runs) -> dict[str, Hypothesis]:
+    return {h.id: h for h in judged(runs)}
 
 
 def test_a_worse_arm_is_not_shown_to_be_as_good() -> None:
-    found = {h.id: h for h in hypotheses(study(**{HALF.name: [1.2, 1.05, 1.2, 1.4]}))}
-    assert not found["H3"].holds
+    found = by_id(study(**{HALF.name: [1.2, 1.05, 1.2, 1.4]}))
+    assert found["H3"].answer is Answer.FAILS
     assert found["H3"].p > 0.9
 
 
+def test_a_difference_near_the_margin_is_undecided() -> None:
+    found = by_id(study(seeds=3, **{HALF.name: [1.2, 1.01, 1.2, 1.4]}))
+    assert found["H3"].answer is Answer.UNDECIDED
+
+
 def test_a_better_belay_refutes_its_hypothesis() -> None:
-    found = {h.id: h for h in hypotheses(study(**{BELAY.name: [1.0, 0.9, 1.0, 1.2]}))}
-    assert not found["H5"].holds
+    assert by_id(study(**{BELAY.name: [1.0, 0.9, 1.0, 1.2]}))["H5"].answer is Answer.FAILS
 
 
 def test_lost_runs_count_as_the_worst() -> None:
-    found = {h.id: h for h in hypotheses(study(**{HALF.name: [None, 1.0, None, None]}))}
-    assert found["H3"].holds
-    found = {h.id: h for h in hypotheses(study(**{HALF.name: [None, None, None, None]}))}
-    assert not found["H3"].holds
-    assert not found[f"H2 {HALF.name}"].holds
+    found = by_id(study(**{HALF.name: [None, 1.0, None, None]}))
+    assert found["H3"].answer is Answer.HOLDS
+    found = by_id(study(**{HALF.name: [None, None, None, None]}))
+    assert found["H3"].p == 1.0
+    assert found["H3"].against == 2**-5  # by signs alone
+    assert found[f"H2 {HALF.name}"].answer is Answer.FAILS  # a range of one point
 
 
 def test_the_width_is_read_off_the_curve() -> None:
@@ -93,40 +141,35 @@ def test_the_width_is_read_off_the_curve() -> None:
     assert runs.width(QUARTER.name, 1001) == pytest.approx(expected, rel=1e-3)
 
 
-def test_holm_stops_at_the_first_that_fails() -> None:
-    found = holm([Hypothesis(name, "", p, "") for name, p in (("A", 0.001), ("B", 0.03), ("C", 0.02), ("D", 0.5))])
-    assert [h.holds for h in found] == [True, False, False, False]
-    found = holm([Hypothesis(name, "", p, "") for name, p in (("A", 0.001), ("B", 0.02), ("C", 0.016), ("D", 0.5))])
-    assert [h.holds for h in found] == [True, True, True, False]
-
-
-def test_one_sided_tests_know_their_direction() -> None:
-    assert one_sided([1.0, 1.1, 0.9]) < 0.01 < 0.99 < one_sided([-1.0, -1.1, -0.9])
-    assert one_sided([1.0]) == 1.0
-    assert one_sided([0.0, 0.0]) == 1.0
+ABOUT = {
+    "kind": "protocol",
+    "layers": 1,
+    "width": 8,
+    "context": 8,
+    "batch": 2,
+    "steps": 10,
+    "warmup": 1,
+    "rate": 0.01,
+    "bytes": {"train": 1, "tune": 1, "judge": 1},
+    "packages": 1,
+    "digest": "0" * 64,
+    "device_s": 1,
+    "date": "2026-01",
+    "device": "CPU",
+    "torch": "2",
+}
 
 
 def test_the_plates_are_drawn_from_records_alone() -> None:
-    about = {
-        "kind": "protocol",
-        "layers": 1,
-        "width": 8,
-        "context": 8,
-        "batch": 2,
-        "steps": 10,
-        "warmup": 1,
-        "rate": 0.01,
-        "bytes": {"train": 1, "tune": 1, "judge": 1},
-        "packages": 1,
-        "digest": "0" * 64,
-        "device_s": 1,
-        "date": "2026-01",
-        "device": "CPU",
-        "torch": "2",
-    }
-    plates = {plate.name: plate for plate in figures.draw([about, *study().all])}
+    plates = {plate.name: plate for plate in figures.draw([ABOUT, *study().all])}
     assert set(plates) == {"gpt-rates", "gpt-arms", "gpt-hypotheses"}
     table = plates["gpt-hypotheses"].figure
     assert isinstance(table, Table)
-    assert [row[-1] for row in table.rows] == ["holds", "not shown", "holds", "holds"]
+    assert [row[-1] for row in table.rows] == ["holds", "undecided", "holds", "holds"]
     assert "wider than EMA's with θ = −0.25" in plates["gpt-rates"].caption
+
+
+@pytest.mark.parametrize("runs", [5, 20, 33])
+def test_a_study_that_was_stopped_can_be_drawn(runs: int) -> None:
+    plates = figures.draw([ABOUT, *study().all[:runs]])
+    assert "Too few seeds" in plates[0].caption

@@ -1,5 +1,6 @@
 """The part `gpt`: what runs, in which order, and what is kept."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,10 @@ import pytest
 
 from torchbelay.lab.gpt import study
 from torchbelay.lab.gpt.analysis import Runs
-from torchbelay.lab.gpt.arms import ARMS
+from torchbelay.lab.gpt.arms import ARMS, BELAY, CONSTANT, COSINE, HALF, QUARTER, Arm
 from torchbelay.lab.gpt.network import Shape
-from torchbelay.lab.gpt.study import FULL, QUICK, judging, tuning
-from torchbelay.lab.part import Settings
+from torchbelay.lab.gpt.study import CURVES, FULL, QUICK, STAGES, Lane, count, judging, refining, scouting
+from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.records import without_times
 from torchbelay.lab.registry import PARTS
 
@@ -28,27 +29,144 @@ def test_it_is_a_part() -> None:
     assert PARTS["gpt"] is study
 
 
-def test_the_seeds_for_judging_are_others_than_those_for_tuning() -> None:
-    tuned = tuning(FULL)
-    records = [
-        {
-            "kind": "run",
-            "arm": e.arm.name,
-            "lr": e.lr,
-            "seed": e.seed,
-            "split": "tune",
-            "losses": {"w1": 1.0, "w2": e.lr},
-        }
-        for e in tuned
-    ]
-    judged = judging(FULL, Runs(records))
-    assert not {lane.seed for lane in tuned} & {lane.seed for lane in judged}
-    assert {lane.split for lane in tuned} == {"tune"}
-    assert {lane.split for lane in judged} == {"judge"}
-    assert len(tuned) == len(ARMS) * len(FULL.lrs) * FULL.tuned_on
-    of_cosine = {lane.lr for lane in judged if lane.arm.name == "cosine"}
-    assert of_cosine == {FULL.lrs[0]}  # the best of tuning, for w1 and for w2
-    assert len({(lane.arm.name, lane.lr, lane.seed) for lane in judged}) == len(judged)
+def make_run(arm: Arm, lr: float, seed: int, split: str) -> Record:
+    losses = {"w1": 2.0, "w2": 2.0}
+    return {"kind": "run", "arm": arm.name, "lr": lr, "seed": seed, "split": split, "losses": losses, "fresh": 2.0}
+
+
+def record(lane: Lane) -> Record:
+    """Return the record of a run whose weights are best at the second rate, and its average at the third."""
+    at = FULL.lrs.index(lane.lr)
+    losses = {"w1": 2.0 + abs(at - 1), "w2": 2.0 + abs(at - 2)}
+    return {
+        "kind": "run",
+        "arm": lane.arm.name,
+        "lr": lane.lr,
+        "seed": lane.seed,
+        "split": lane.split,
+        "losses": losses,
+    }
+
+
+def whole() -> list[Lane]:
+    """Return all runs of a whole study, in their order."""
+    found: list[Lane] = []
+    for stage in STAGES:
+        found += scouting(FULL, stage.tuned)
+        for more, arms in ((refining, stage.tuned), (judging, stage.judged)):
+            found += more(FULL, arms, Runs([record(lane) for lane in found]))
+    return found
+
+
+def test_every_arm_is_tuned_on_two_seeds_and_judged_on_five_others() -> None:
+    lanes = whole()
+    tuned, judged = ([lane for lane in lanes if lane.split == split] for split in ("tune", "judge"))
+    assert {lane.seed for lane in tuned} == {0, 1}
+    assert {lane.seed for lane in judged} == {1000, 1001, 1002, 1003, 1004}
+    for arm in ARMS.values():
+        assert {lane.lr for lane in tuned if lane.arm == arm and lane.seed == 0} == {*FULL.lrs}
+        assert {lane.seed for lane in judged if lane.arm == arm} == {lane.seed for lane in judged}
+    assert len({(lane.arm.name, lane.lr, lane.seed, lane.split) for lane in lanes}) == len(lanes)
+
+
+def rates(lanes: list[Lane], arm: Arm, seed: int) -> list[float]:
+    return [lane.lr for lane in lanes if lane.arm == arm and lane.seed == seed]
+
+
+def test_the_second_seed_tunes_around_the_best_rate_of_the_first() -> None:
+    lanes = whole()
+    assert rates(lanes, HALF, 1) == [*FULL.lrs[1:4]]
+    assert rates(lanes, COSINE, 1) == [*FULL.lrs[:4]]  # around the best of its weights, and of its average
+    first = [record(lane) | {"losses": {"w1": lane.lr, "w2": lane.lr}} for lane in scouting(FULL, [HALF])]
+    assert [lane.lr for lane in refining(FULL, [HALF], Runs(first))] == [*FULL.lrs[:2]]  # the best is at an end
+
+
+def test_curves_are_judged_at_every_rate_and_the_others_at_their_best() -> None:
+    lanes = whole()
+    for arm in (CONSTANT, QUARTER, HALF):
+        assert arm in CURVES
+        assert rates(lanes, arm, 1000) == [*FULL.lrs]
+    assert rates(lanes, BELAY, 1000) == [FULL.lrs[2]]
+    assert rates(lanes, COSINE, 1000) == [*FULL.lrs[1:3]]
+
+
+def test_what_the_hypotheses_need_comes_first_and_seed_by_seed() -> None:
+    lanes = whole()
+    needed = [lane for lane in lanes if lane.split == "judge" and lane.arm in (*CURVES, BELAY)]
+    last = lanes.index(needed[-1])
+    assert last + 1 == 122
+    assert {lane.arm.name for lane in lanes[:last]} == {arm.name for arm in (*CURVES, BELAY)}
+    assert [lane.seed for lane in needed] == sorted(lane.seed for lane in needed)
+
+
+def test_there_are_at_most_as_many_runs_as_the_plan_says() -> None:
+    assert count(FULL) == 181
+    assert len(whole()) == 181 - 2  # the two best rates of cosine share two rates beside them
+
+
+def test_a_run_does_not_depend_on_how_many_others_there_are(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study that gets more seeds, or more rates, goes on with the runs that it has."""
+    trained: list[str] = []
+    monkeypatch.setattr(study.Trainer, "run", lambda self, arm, *_, **__: trained.append(arm.name) or {})
+    lane = Lane(HALF, 1e-3, 0, "tune")
+    for how in (study.QUICK, replace(study.QUICK, judged_on=9, tuned_on=3, lrs=(1e-3,))):
+        monkeypatch.setattr(study, "QUICK", how)
+        study.Study(SETTINGS, lambda _: None)._run(lane)
+    assert len(trained) == 1
+    monkeypatch.setattr(study, "QUICK", replace(study.QUICK, steps=5))
+    study.Study(SETTINGS, lambda _: None)._run(lane)
+    assert len(trained) == 2
+
+
+def test_a_study_whose_time_is_over_returns_what_is_finished(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    class Clocked(study.Deadline):
+        def __init__(self, seconds: float | None) -> None:
+            super().__init__(seconds, clock=lambda: now[0])
+
+    once = study.Trainer.run
+
+    def slow(*given: object, **more: object) -> object:
+        now[0] += 10.0
+        return once(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(study, "Deadline", Clocked)
+    monkeypatch.setattr(study.Trainer, "run", slow)
+    monkeypatch.setattr(study.time, "perf_counter", lambda: now[0])
+    about, *first = study.run(replace(SETTINGS, stop_after=35.0), lambda _: None)
+    assert len(first) == 3  # a fourth run would end after 40 s
+    assert about["complete"] is False
+    about, *more = study.run(replace(SETTINGS, stop_after=35.0), lambda _: None)
+    assert more[:3] == first
+    assert len(more) == 6
+    about, *same = study.run(replace(SETTINGS, stop_after=0.0), lambda _: None)
+    assert same == more  # without time, what was finished before
+
+
+def test_an_unfinished_study_that_comes_with_the_package_goes_on(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+
+    def counted(self: object, arm: Arm, lr: float, seed: int, split: str, **_: object) -> Record:
+        trained.append(arm.name)
+        return make_run(arm, lr, seed, split)
+
+    monkeypatch.setattr(study.Trainer, "run", counted)
+    about, *runs = study.run(SETTINGS, lambda _: None)
+    whole = len(runs)
+    for before, expected in (
+        ([about | {"complete": False}, *runs[:5]], whole - 5),
+        ([about | {"complete": False, "digest": "of another text"}, *runs[:5]], whole),
+        ([about | {"complete": False, "code": "another"}, *runs[:5]], whole),
+        ([about, *runs[:5]], whole),  # a complete one is run again
+        ([], whole),
+    ):
+        trained.clear()
+        monkeypatch.setattr(study, "read_committed", lambda _, found=before: found)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(Path(os.environ["XDG_CACHE_HOME"]) / "next"))
+        again = study.run(SETTINGS, lambda _: None)
+        assert len(trained) == expected
+        assert [without_times(r) for r in again[1:]] == [without_times(r) for r in runs]
 
 
 @pytest.mark.thorough

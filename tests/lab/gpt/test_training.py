@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchbelay.lab.gpt import training
 from torchbelay.lab.gpt.arms import ARMS, CONSTANT, COSINE, HALF
 from torchbelay.lab.gpt.corpus import Corpus, windows
 from torchbelay.lab.gpt.curvature import preconditioned_sharpness
@@ -21,13 +22,14 @@ TINY = replace(
 def make_corpus(size: int = 600) -> Corpus:
     source = torch.Generator().manual_seed(0)
     pattern = torch.randint(0, 5, (3, size), generator=source, dtype=torch.uint8)
-    return Corpus(*pattern, packages=3, digest="none")
+    return Corpus(*pattern, packages=3)
 
 
 def test_a_run_is_the_loop_that_one_would_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trainer, "_frequencies", lambda *_: 10.0)  # a run of twelve steps counts, too
+    monkeypatch.setattr(training, "unigram_loss", lambda *_: 10.0)  # a run of twelve steps counts, too
     corpus, lr, seed = make_corpus(), 1e-2, 7
     found = Trainer(TINY, corpus, torch.device("cpu")).run(CONSTANT, lr, seed, "judge")
+    assert found["fresh"] == found["losses"]["w2"]
     network = seeded(TINY.shape, seed)
     optimizer = torch.optim.AdamW(decayed(network), lr=lr, betas=(0.9, BETA2))
     average = [p.detach().clone() for p in network.parameters()]
@@ -51,6 +53,14 @@ def test_a_run_is_the_loop_that_one_would_write(monkeypatch: pytest.MonkeyPatch)
     assert set(found["losses"]) == {"w1", "w2", *CONSTANT.spectators}
 
 
+def test_a_run_for_tuning_has_its_loss_on_the_text_for_judging_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "unigram_loss", lambda *_: 10.0)
+    corpus = make_corpus()
+    trainer = Trainer(TINY, corpus, torch.device("cpu"))
+    tuned, judged = (trainer.run(HALF, 1e-2, 7, split) for split in ("tune", "judge"))  # type: ignore[arg-type]
+    assert tuned["fresh"] == judged["losses"]["w2"] != tuned["losses"]["w2"]
+
+
 def test_runs_do_not_depend_on_those_before_them() -> None:
     corpus = make_corpus()
     fresh = Trainer(TINY, corpus, torch.device("cpu")).run(HALF, 3e-3, 1, "tune")
@@ -63,7 +73,7 @@ def test_runs_do_not_depend_on_those_before_them() -> None:
 def test_every_arm_learns(arm: object) -> None:
     corpus = make_corpus()
     how = replace(TINY, steps=40)
-    found = Trainer(how, corpus, torch.device("cpu")).run(arm, 1e-2, 0, "train")  # type: ignore[arg-type]
+    found = Trainer(how, corpus, torch.device("cpu")).run(arm, 1e-2, 0, "tune")  # type: ignore[arg-type]
     assert found["train"] < 3.5  # it starts at log 256 = 5.5
 
 

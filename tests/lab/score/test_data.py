@@ -1,7 +1,9 @@
 """The data sets: every format gives the same pixels, and every defect of a copy is one line of error."""
 
+import hashlib
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,3 +223,54 @@ def test_the_real_set(name: DatasetName, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(
         found.train.double().mean((0, 2, 3)) / 255, torch.tensor(means, dtype=torch.float64), atol=6e-5, rtol=0
     )
+
+
+# The beginning of CIFAR-10 --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, np.ndarray]:
+    """Make the part the first six and two images of the small set."""
+    train, test = (pixels("cifar10")[0][:6], pixels("cifar10")[1][:2])
+    found = hashlib.sha256(train.tobytes() + test.tobytes()).hexdigest()
+    monkeypatch.setitem(DATASETS, "cifar10-part", replace(DATASETS["cifar10-part"], train=6, test=2, sha256=found))
+    return train, test
+
+
+def save_part(path: Path, train: np.ndarray, test: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, x_train=train.transpose(0, 2, 3, 1), x_test=test.transpose(0, 2, 3, 1))
+    return path
+
+
+@pytest.mark.parametrize("place", ["file", "folder", "environment", "whole"])
+def test_the_part_is_read_alone_or_cut_from_all(
+    place: str, part: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    file = tar(folder / "cifar-10-binary.tar.gz") if place == "whole" else save_part(folder / "cifar10-part.npz", *part)
+    if place == "environment":
+        monkeypatch.setenv("TORCHBELAY_DATA", str(folder))
+    path = {"file": file, "folder": folder, "environment": None, "whole": file}[place]
+    assert is_available("cifar10-part", path)
+    found = load("cifar10-part", path)
+    assert found.name == "cifar10-part"
+    assert np.array_equal(found.train.numpy(), part[0])
+    assert np.array_equal(found.test.numpy(), part[1])
+
+
+def test_other_images_than_the_first_are_refused(part: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    path = save_part(tmp_path / "cifar10-part.npz", part[0][::-1], part[1])
+    with pytest.raises(LabError, match=r"is not CIFAR-10 \(a part\) as published"):
+        load("cifar10-part", path)
+    assert not is_available("cifar10-part", tmp_path / "nothing")
+    assert not is_available("cifar10-part", None)
+
+
+def test_the_real_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, "cifar10", PUBLISHED["cifar10"])
+    if not REAL or not is_available("cifar10-part", Path(REAL)):
+        pytest.skip("TORCHBELAY_DATA names no folder with CIFAR-10")
+    found = load("cifar10-part", Path(REAL))
+    assert found.train.shape == (16_000, 3, 32, 32)
+    assert found.test.shape == (4_000, 3, 32, 32)

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from dataclasses import replace
 
 import matplotlib.image
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.score_models import STUDY_ARMS, STUDY_MODEL, Brightness, study_group, study_images
-from torchbelay.lab.arms import Lane
+from torchbelay.lab.arms import Arm, Lane
 from torchbelay.lab.part import Record
 from torchbelay.lab.score import experiment as module
 from torchbelay.lab.score import fid
@@ -19,6 +20,7 @@ from torchbelay.lab.score.experiment import FidReference, ImageSampler, encode_p
 from torchbelay.lab.score.training import speed
 from torchbelay.lab.score.training.speed import build_learners
 from torchbelay.lab.score.training.validation import Validation
+from torchbelay.physics.methods import centred
 
 CPU = torch.device("cpu")
 TRIPLES = 6  # on which losses are measured here
@@ -200,3 +202,51 @@ def test_a_record_of_speed() -> None:
     assert line["images_per_s"] == pytest.approx(4 / line["step_s"], rel=0.5)
     assert line["arithmetic_limit_images_per_s"] is None  # unknown for this machine
     json.dumps(line, allow_nan=False)
+
+
+# Spectators and Adam's momentum ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta1", [0.9, 0.0])
+def test_a_spectator_is_the_average_of_a_run_of_its_own(beta1: float) -> None:
+    """EMAs of two rates in one run have the losses that each has alone; the steps are those of torch's Adam."""
+    fast, slow = (Arm(f"c {rate}", "Adam", centred(0.0, rate)) for rate in (0.5, 0.1))
+    both = replace(fast, spectators=(("slow", centred(0.0, 0.1)),))
+    lanes = tuple(Lane(arm, 3e-3, beta1=beta1) for arm in (both, fast, slow))
+    together, one, other = (line for line in run(lanes=lanes, fids=()) if line["kind"] == "run")
+    assert together["beta1"] == beta1
+    assert together["final"]["w1"] == one["final"]["w1"] == other["final"]["w1"]
+    assert together["final"]["w2"] == one["final"]["w2"]
+    assert together["final"]["slow"] == other["final"]["w2"] != one["final"]["w2"]
+    assert "slow" in together["curve"][0]
+
+    each = study_group()
+    torch.manual_seed(each.seed)
+    network = STUDY_MODEL.network().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3, betas=(beta1, 0.999))
+    source = module.Batches(study_images().train, STUDY_MODEL, each.batch, seed=1000)
+    average = [p.detach().clone() for p in network.parameters()]
+    for _ in range(each.steps):
+        optimizer.zero_grad()
+        STUDY_MODEL.loss(network, *source.next()).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        for mean, p in zip(average, network.parameters(), strict=True):
+            mean.lerp_(p.detach(), 0.1)
+    with torch.no_grad():
+        for mean, p in zip(average, network.parameters(), strict=True):
+            p.copy_(mean)
+    validation = Validation.make(study_images(), STUDY_MODEL, CPU, count=TRIPLES)
+    expected = validation.measure(STUDY_MODEL.loss, network)
+    assert together["final"]["slow"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_loss_of_a_model_is_compiled_once_for_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(speed.torch, "compile", lambda loss, **_: made.append(loss) or loss)
+    speed.build_loss.cache_clear()
+    first, again = (speed.build_loss(STUDY_MODEL, "compiled and captured") for _ in range(2))
+    assert first is again
+    assert len(made) == 1
+    speed.build_loss(replace(STUDY_MODEL, features=8), "compiled and captured")
+    assert len(made) == 2
+    speed.build_loss.cache_clear()

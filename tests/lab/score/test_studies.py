@@ -135,3 +135,35 @@ def test_the_readings_are_every_warm_up_eps_and_network_with_five_seeds() -> Non
         assert {lane.lr for lane in group.lanes} == {5e-2}
         assert {lane.arm.method for lane in group.lanes} == {Spring.ema(decay=0.999), Spring(k=1.0, m1=2e3, m2=500.0)}
     assert {lane.warm_up for lane in next(studies.readings(share=0.1)).lanes} == {0, 50}
+
+
+# The sign with its controls -------------------------------------------------------------------------------------------
+
+
+def test_warmup_has_both_signs_cold_and_warmed_up_at_four_rates() -> None:
+    groups = list(studies.warmup())
+    seen = {each.seed for each in studies.sign()}
+    assert not {each.seed for each in groups} & seen  # those suggested the hypothesis
+    for group in groups[:4]:
+        found = [(lane.arm.method.theta, lane.warm_up, lane.lr) for lane in group.lanes]  # type: ignore[union-attr]
+        assert sorted(found) == sorted(product((0.0, -0.5), (0, 200), (1e-3, 4e-3, 1.2e-2, 3.6e-2)))
+    for group in groups[4:]:
+        assert [(lane.lr, lane.warm_up) for lane in group.lanes] == [(1.2e-2, 0)] * 2 + [(1.2e-2, 200)] * 2
+    before = next(studies.sign())
+    assert (groups[0].objective, groups[0].batch) == (before.objective, before.batch)
+    assert {lane.warm_up for lane in next(studies.warmup(share=0.1)).lanes} == {0, 20}
+
+
+def test_penalty_has_every_momentum_and_rate_and_emas_share_a_run() -> None:
+    group = next(studies.penalty())
+    found = [(lane.beta1, lane.arm.method.theta, lane.arm.method.rate) for lane in group.lanes]  # type: ignore[union-attr]
+    pulling = [(-0.5, 0.0895), (-0.5, 0.005)]
+    assert found == [(beta1, *each) for beta1 in (0.9, 0.0) for each in ((0.0, 0.0895), *pulling)]
+    for lane in group.lanes[::3]:
+        ((name, watcher),) = lane.arm.spectators
+        assert name == "c 0.005"
+        assert (watcher.theta, watcher.rate) == (0.0, 0.005)  # type: ignore[attr-defined]
+    assert not any(lane.arm.spectators for i, lane in enumerate(group.lanes) if i % 3)
+    assert not {each.seed for each in studies.penalty()} & {each.seed for each in studies.cifar10()}
+    before = next(studies.cifar10())
+    assert (group.objective, group.batch, group.ramp) == (before.objective, before.batch, before.ramp)

@@ -5,25 +5,14 @@ protocol.md beside this file states the rules that all claims share.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from torchbelay.lab.answer import Answer as Answer  # every claim has one
 from torchbelay.lab.part import Record
 
 Records = Mapping[str, Sequence[Record]]  # the records of each part, by the part's name
 Numbers = tuple[tuple[str, str], ...]  # what was measured, and its value
 Outcome = bool | None  # of a test: passed, failed, or None if the records decide neither
 Tests = Mapping[str, Outcome]  # by the name of each test, a phrase that says what is true if the test is passed
-
-
-class Answer(StrEnum):
-    """The possible answers to a claim."""
-
-    HOLDS = "holds"
-    IN_PART = "holds in part"
-    FAILS = "does not hold"
-    UNDECIDED = "undecided"
-    NOT_REPRODUCED = "not reproduced"
-    OPEN = "not run"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torchbelay.lab.answer import Answer
+from torchbelay.lab.hypotheses import hypotheses_plate
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.records import select
 from torchbelay.lab.report import style
@@ -12,8 +14,8 @@ from torchbelay.lab.statistics import CONFIDENCE, ratio
 from torchbelay.physics.inner_momentum import stable_range, theta_floor
 from torchbelay.physics.methods import centred
 
-from .analysis import MARGIN, NEAR, Runs, format_ratio, hypotheses, ratio_of
-from .arms import ARMS, CONSTANT, WATCHING, Arm
+from .analysis import CURVES, NEAR, Runs, format_ratio, judged, ratio_of
+from .arms import ARMS, CONSTANT, COSINE, WATCHING, Arm
 
 _OTHERS = {"cosine": "#CC79A7", "schedule-free": "#009E73", "Lookahead": "#E69F00"}
 NAMES = {CONSTANT.name: "θ = 0 (EMA)", "θ = +0.25": "θ = +0.25 (BELAY)"}
@@ -23,7 +25,7 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     """Return the plates."""
     (about,) = select(records, "protocol")
     runs = Runs(records)
-    return [_curves(runs, about), _arms(runs, about), _hypotheses(runs)]
+    return [plate for plate in (_curves(runs, about), _arms(runs, about), _hypotheses(runs)) if plate is not None]
 
 
 def colour(arm: Arm) -> str:
@@ -42,11 +44,13 @@ def _curves(runs: Runs, about: Record) -> Plate:
     known = [r["losses"]["w2"] for r in runs.judging if r["losses"]["w2"] is not None]
     for name in runs.arms:
         _draw_curve(left, runs, ARMS[name])
+        if ARMS[name] not in CURVES:
+            _draw_tuning(left, runs, ARMS[name])
     left.set(ylabel="loss of the average, nats per byte")
     if known:
         left.set_ylim(0.99 * min(known), 1.2 * min(known))
         left.legend(fontsize=7)
-    left.set_title("Other seeds and other text than for tuning")
+    left.set_title("On other text than for tuning")
     _draw_sharpness(right, runs, about["rate"])
     right.set_title("Curvature at the end, times the rate")
     for ax in (left, right):
@@ -55,7 +59,8 @@ def _curves(runs: Runs, about: Record) -> Plate:
         ax.set_xticks(runs.lrs, [f"{lr:g}" for lr in runs.lrs])
     notes = (
         f"Left: a line joins the means over seeds; bars are {CONFIDENCE:.0%} intervals of the mean's ratio to the best "
-        "loss of all, and a rate at which a seed is lost has no point.",
+        "loss of all, and a rate at which a seed is lost has no point. Dotted: arms that are judged at their best rate "
+        "alone; at the others, the loss of their first seed for tuning.",
         "Right: the learning rate times the largest eigenvalue of the Hessian in the units of Adam's steps, after the "
         "last step. Dotted lines are the limits that the theorem on inner momentum gives each θ on a quadratic; θ's "
         f"floor is {theta_floor(0.9, about['rate']):.2f} here.",
@@ -87,6 +92,14 @@ def _draw_curve(ax: Any, runs: Runs, arm: Arm) -> None:
         ax.errorbar(x, y, (low, high), color=colour(arm), marker="o", markersize=3, label=title(arm.name), capsize=2)
 
 
+def _draw_tuning(ax: Any, runs: Runs, arm: Arm) -> None:
+    """Draw the loss of the first seed for tuning over the rate, on the text for judging."""
+    found = [r for r in runs.tuning if r["arm"] == arm.name and r["fresh"] is not None]
+    first = sorted((r["lr"], r["fresh"]) for r in found if r["seed"] == min(r["seed"] for r in found))
+    if first:
+        ax.plot(*zip(*first, strict=True), color=colour(arm), linestyle=":", linewidth=1)
+
+
 def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
     for arm in ARMS.values():
         points = [
@@ -105,17 +118,22 @@ def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
 
 def _range_words(runs: Runs) -> str:
     """Return which hypotheses about the range of rates hold, as a sentence."""
-    wider = [h.id.removeprefix("H2 ") for h in hypotheses(runs) if h.id.startswith("H2") and h.holds]
+    found = [h for h in judged(runs) if h.id.startswith("H2")]
+    if any(h.answer in (Answer.OPEN, Answer.UNDECIDED) and not h.judged for h in found):
+        return "Too few seeds have all their runs for a verdict."
+    wider = [h.id.removeprefix("H2 ") for h in found if h.answer is Answer.HOLDS]
     if not wider:
         return f"No θ < 0 is shown to have a wider range of rates within {NEAR - 1:.0%} of its best than EMA."
     return f"The range of rates within {NEAR - 1:.0%} of the best is wider than EMA's with {listed(wider)}."
 
 
-def _arms(runs: Runs, about: Record) -> Plate:
+def _arms(runs: Runs, about: Record) -> Plate | None:
     columns = ("", "Best rate", "Loss of the average", "÷ EMA, each at its best", "Loss of the weights", "Seeds lost")
+    if not runs.tuned(CONSTANT.name):
+        return None
     rows = []
     reference = (CONSTANT.name, runs.best_lr(CONSTANT.name))
-    for arm in runs.arms:
+    for arm in filter(runs.tuned, runs.arms):
         lr = runs.best_lr(arm)
         losses, own = ([*runs.losses(arm, lr, weights).values()] for weights in ("w2", "w1"))
         beside = "1" if arm == CONSTANT.name else format_ratio(ratio_of(runs, (arm, lr), reference))
@@ -126,6 +144,7 @@ def _arms(runs: Runs, about: Record) -> Plate:
     notes = (
         "The best rate of an arm is that of the lowest mean loss of its average on the seeds and the text for tuning; "
         "all other numbers are of other seeds and other text.",
+        *_weights_at_best(runs),
         f"Averages that only watch the run with EMA of rate {about['rate']:g}: {listed(others)}.",
         "θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t. θ = 0 at the same rate is the EMA "
         "that is matched to BELAY.",
@@ -135,22 +154,22 @@ def _arms(runs: Runs, about: Record) -> Plate:
     return Plate("gpt-arms", "Every arm at its best rate", caption, Table(columns, tuple(rows)), notes)
 
 
+def _weights_at_best(runs: Runs) -> tuple[str, ...]:
+    """Return the loss of the cosine's weights at their own best rate: it is the usual training, without an average."""
+    if not runs.tuned(COSINE.name):
+        return ()
+    lr = runs.best_lr(COSINE.name, "w1")
+    mean = _mean([*runs.losses(COSINE.name, lr, "w1").values()])
+    return (f"Cosine without an average, at its own best rate {lr:g}: {mean}.",)
+
+
 def _mean(losses: Sequence[float | None]) -> str:
     known = [loss for loss in losses if loss is not None]
     return f"{sum(known) / len(known):.4f}" if known else MISSING
 
 
 def _hypotheses(runs: Runs) -> Plate:
-    found = hypotheses(runs)
-    rows = tuple((h.id, h.claim, h.numbers, f"{h.p:.2g}", "holds" if h.holds else "not shown") for h in found)
-    notes = (
-        "p: how likely such numbers are if the hypothesis is wrong, by a one-sided t-test over seeds, or by signs "
-        f"alone if a run is lost. Holm's rule over all rows, at 5%. The margin of “not worse” is {MARGIN - 1:.0%}.",
-    )
-    holding = listed([h.id for h in found if h.holds], none="none of them")
-    caption = f"The hypotheses, which were written down before the runs. Shown: {holding}."
-    table = Table(("", "Hypothesis", "Measured", "p", "Verdict"), rows)
-    return Plate("gpt-hypotheses", "Does the sign matter with the controls in?", caption, table, notes)
+    return hypotheses_plate("gpt-hypotheses", "Does the sign matter with the controls in?", judged(runs))
 
 
 def _words(about: Record) -> tuple[str, ...]:

@@ -1,28 +1,27 @@
 """The part `gpt`: a byte-level GPT on Python code, every arm over the same learning rates, tuned and judged apart.
 
 On a GPU it runs in full. With --quick it trains very small networks anywhere. Elsewhere it shows the records that come
-with the package.
+with the package. `claims/study.md` states its hypotheses and rules.
 """
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import as_file, files
 
 import torch
 
 from torchbelay.lab import records as on_disk
+from torchbelay.lab.deadline import Deadline, OutOfTimeError
 from torchbelay.lab.part import Plate, Record, Settings, Tick
-from torchbelay.lab.report import style
 from torchbelay.lab.score.cache import CachedRecords, digest_sources
 from torchbelay.lab.threads import one_thread
 from torchbelay.lab.versions import versions
 
-from . import figures
-from .analysis import Runs
-from .arms import ARMS, BELAY, CONSTANT, HALF, QUARTER, Arm
-from .corpus import Corpus, Split, collect
+from .analysis import CURVES, Runs
+from .arms import BELAY, CONSTANT, COSINE, HALF, LOOKAHEAD, QUARTER, SCHEDULE_FREE, Arm
+from .corpus import SPLITS, Corpus, Split, find
 from .network import Shape
 from .training import Protocol, Trainer
 
@@ -42,9 +41,31 @@ QUICK = Protocol(
     windows=64,
     corpus=4_000_000,
 )
-WHOLE_CURVE = (CONSTANT, QUARTER, HALF, BELAY)  # judged at every rate; the others at their best
 MEASURED = (CONSTANT, HALF, BELAY)  # whose curvature is measured, on the first seed for tuning
 FIRST_JUDGED = 1000  # the seeds for judging are others than those for tuning
+SOURCES = ("arms.py", "corpus.py", "curvature.py", "network.py", "training.py")  # the code that a run depends on
+
+
+RunKey = tuple[str, float, int, str]  # arm, rate, seed and split
+
+
+def _key(r: Record) -> RunKey:
+    return r["arm"], r["lr"], r["seed"], r["split"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Arms that are tuned, and then arms that are judged."""
+
+    tuned: tuple[Arm, ...]
+    judged: tuple[Arm, ...]
+
+
+# The order of the runs: first all that the hypotheses need, seed by seed. A study that ends early is a smaller one.
+STAGES = (
+    Stage((CONSTANT, HALF, BELAY), (*CURVES, BELAY)),
+    Stage((QUARTER, COSINE, SCHEDULE_FREE, LOOKAHEAD), (COSINE, SCHEDULE_FREE, LOOKAHEAD)),
+)
 
 
 @dataclass(frozen=True)
@@ -68,26 +89,55 @@ def obstacle(settings: Settings) -> str | None:
     return None if settings.quick or torch.cuda.is_available() else "There is no GPU here."
 
 
-def tuning(how: Protocol, seed: int = 0) -> list[Lane]:
-    """Return the runs by which each arm's best rate is chosen."""
-    seeds = range(100 * seed, 100 * seed + how.tuned_on)
+def scouting(how: Protocol, arms: Sequence[Arm], seed: int = 0) -> list[Lane]:
+    """Return the runs of the first seed for tuning: every arm at every rate."""
+    return [Lane(arm, lr, 100 * seed, "tune", curvature=arm in MEASURED) for arm in arms for lr in how.lrs]
+
+
+def refining(how: Protocol, arms: Sequence[Arm], runs: Runs, seed: int = 0) -> list[Lane]:
+    """Return the runs of the other seeds for tuning: each arm at the best rate so far, and at the rates beside it."""
     return [
-        Lane(arm, lr, each, "tune", curvature=arm in MEASURED and each == seeds[0])
-        for each in seeds
-        for arm in ARMS.values()
-        for lr in how.lrs
+        Lane(arm, lr, each, "tune")
+        for each in range(100 * seed + 1, 100 * seed + how.tuned_on)
+        for arm in arms
+        for lr in sorted({near for best in _best(runs, arm) for near in _beside(how.lrs, best)})
     ]
 
 
-def judging(how: Protocol, runs: Runs, seed: int = 0) -> list[Lane]:
-    """Return the runs by which arms are compared, once the best rates are known."""
+def judging(how: Protocol, arms: Sequence[Arm], runs: Runs, seed: int = 0) -> list[Lane]:
+    """Return the runs by which arms are compared, once the best rates are known: all of one seed, then of the next."""
     first = FIRST_JUDGED + 100 * seed
     return [
         Lane(arm, lr, each, "judge")
         for each in range(first, first + how.judged_on)
-        for arm in ARMS.values()
-        for lr in (how.lrs if arm in WHOLE_CURVE else sorted({runs.best_lr(arm.name), runs.best_lr(arm.name, "w1")}))
+        for arm in arms
+        for lr in (how.lrs if arm in CURVES else _best(runs, arm))
     ]
+
+
+def _results(arm: Arm) -> tuple[str, ...]:
+    """Return what has a best rate of its own: the average; and the weights, if they alone are usual training."""
+    return ("w1", "w2") if arm.cosine else ("w2",)
+
+
+def _best(runs: Runs, arm: Arm) -> list[float]:
+    """Return the best rates of an arm, of each of its results."""
+    return sorted({runs.best_lr(arm.name, weights) for weights in _results(arm)})
+
+
+def _beside(lrs: Sequence[float], lr: float) -> Sequence[float]:
+    at = lrs.index(lr)
+    return lrs[max(0, at - 1) : at + 2]
+
+
+def count(how: Protocol) -> int:
+    """Return the most runs that there can be: if no best rate is at an end."""
+    total = 0
+    for stage in STAGES:
+        total += len(stage.tuned) * len(how.lrs)
+        total += (how.tuned_on - 1) * sum(3 * len(_results(arm)) for arm in stage.tuned)
+        total += how.judged_on * sum(len(how.lrs) if arm in CURVES else len(_results(arm)) for arm in stage.judged)
+    return total
 
 
 def plan(settings: Settings) -> tuple[int, str]:
@@ -95,9 +145,8 @@ def plan(settings: Settings) -> tuple[int, str]:
     how = choose(settings)
     if why := obstacle(settings):
         return 1, f"shows the records that come with the package: {why}"
-    most = how.judged_on * (len(WHOLE_CURVE) * len(how.lrs) + 2 * (len(ARMS) - len(WHOLE_CURVE)))
-    count = len(tuning(how)) + most
-    return count, f"at most {count} networks of {how.shape.layers} layers, {how.steps:,} steps each"
+    most = count(how)
+    return most, f"at most {most} networks of {how.shape.layers} layers, {how.steps:,} steps each"
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
@@ -119,8 +168,8 @@ def read_committed(why: str) -> list[Record]:
 
 @cache
 def code_digest() -> str:
-    """Return the digest of this part's own code: runs of another version are not reused."""
-    return digest_sources(files(__package__))
+    """Return the digest of the code that a run depends on: runs of another version are not reused."""
+    return digest_sources(files(__package__), SOURCES)
 
 
 class Study:
@@ -128,10 +177,13 @@ class Study:
 
     def __init__(self, settings: Settings, tick: Tick) -> None:
         self.how, self.settings, self.tick = choose(settings), settings, tick
+        self.deadline = Deadline(settings.stop_after)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not settings.quick else "cpu")
-        self.corpus: Corpus = collect(self.how.corpus)
+        self.corpus: Corpus = find(settings.data, self.how.corpus)
+        self.origin = versions(self.device)
+        self._before = self._runs_before()
         self._trainer: Trainer | None = None
-        self.spent = 0.0
+        self.spent, self.complete = 0.0, False
 
     def records(self) -> Iterator[Record]:
         """Yield all records, the protocol first."""
@@ -142,30 +194,58 @@ class Study:
             yield from self._records()
 
     def _records(self) -> Iterator[Record]:
-        begun = [self._run(lane) for lane in tuning(self.how, self.settings.seed)]
-        judged = [self._run(lane) for lane in judging(self.how, Runs(begun), self.settings.seed)]
+        runs: list[Record] = []
+        try:
+            for lane in self._lanes(runs):
+                runs.append(self._run(lane))  # noqa: PERF401 - what is finished counts if time runs out
+            self.complete = True
+        except OutOfTimeError:
+            pass  # what is finished is a smaller study
         yield self._about()
-        yield from begun
-        yield from judged
+        yield from runs
+
+    def _lanes(self, runs: Sequence[Record]) -> Iterator[Lane]:
+        """Yield all runs in their order; `runs` are those that are finished, which grow meanwhile."""
+        seed = self.settings.seed
+        for stage in STAGES:
+            yield from scouting(self.how, stage.tuned, seed)
+            yield from refining(self.how, stage.tuned, Runs(runs), seed)
+            yield from judging(self.how, stage.judged, Runs(runs), seed)
+
+    def _runs_before(self) -> dict[RunKey, Record]:
+        """Return the runs that come with the package, if they are an unfinished study with this text, code and GPU."""
+        about, *runs = read_committed("") or [{}]
+        same = all(about.get(key) == value for key, value in self._identity().items())
+        return {_key(r): r for r in runs} if same and not about["complete"] and not self.settings.anew else {}
+
+    def _identity(self) -> Record:
+        """Return what runs must agree in to be of one study."""
+        made_by = {key: self.origin[key] for key in ("torch", "device")}
+        return {"code": code_digest(), "digest": self.corpus.digest, "steps": self.how.steps, **made_by}
 
     def _run(self, lane: Lane) -> Record:
-        key = (code_digest(), self.how, lane.arm.name, lane.lr, lane.seed, lane.split, lane.curvature)
-        cached = CachedRecords(NAME, *key, self.corpus.digest, versions(self.device))
+        how = replace(self.how, lrs=(), tuned_on=0, judged_on=0, corpus=0)  # what one run depends on
+        key = (how, lane.arm.name, lane.lr, lane.seed, lane.split, lane.curvature, self._identity())
+        cached = CachedRecords(NAME, *key, code=code_digest())
         known = None if self.settings.anew else cached.read()
-        if known is None:
+        found = known[1][0] if known else self._before.get((lane.arm.name, lane.lr, lane.seed, lane.split))
+        if found is None:
+            self.deadline.check()
             begin = time.perf_counter()
             self._trainer = self._trainer or Trainer(self.how, self.corpus, self.device)
-            found = [self._trainer.run(lane.arm, lane.lr, lane.seed, lane.split, curvature=lane.curvature)]
-            known = time.perf_counter() - begin, found
-            cached.write(found, known[0])
-        self.spent += known[0]
+            found = self._trainer.run(lane.arm, lane.lr, lane.seed, lane.split, curvature=lane.curvature)
+            found["run_s"] = round(time.perf_counter() - begin, 2)
+            cached.write([found], found["run_s"])
+            self.deadline.spent(found["run_s"])
+        self.spent += found["run_s"]
         self.tick(1)
-        return known[1][0]
+        return found
 
     def _about(self) -> Record:
         how = self.how
         return {
             "kind": "protocol",
+            "complete": self.complete,
             "layers": how.shape.layers,
             "width": how.shape.width,
             "context": how.shape.context,
@@ -173,12 +253,12 @@ class Study:
             "steps": how.steps,
             "warmup": how.warmup,
             "rate": how.rate,
-            "bytes": {split: len(self.corpus.held_out(split)) for split in ("train", "tune", "judge")},
+            "bytes": {split: len(self.corpus.held_out(split)) for split in SPLITS},
             "packages": self.corpus.packages,
-            "digest": self.corpus.digest,
             "device_s": round(self.spent),
             "date": time.strftime("%Y-%m"),
-            **versions(self.device),
+            **self._identity(),
+            **self.origin,
         }
 
 
@@ -186,5 +266,9 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     """Return the plates; without runs there are none."""
     if not any(record["kind"] == "run" for record in records):
         return []
+    from torchbelay.lab.report import style  # only here, because a machine that trains may lack matplotlib
+
+    from . import figures
+
     with style.house():
         return figures.draw(records)

@@ -59,10 +59,12 @@ class Trainer:
         self._text = torch.zeros(how.batch, how.shape.context, dtype=torch.long, device=device)
         self._following = torch.zeros_like(self._text)
         self._loss = torch.zeros((), device=device)
+        held_out: tuple[Split, ...] = ("tune", "judge")
+        self._frequencies = {split: unigram_loss(train, self.corpus.held_out(split)) for split in held_out}
         self._gradient: Callable[[], None] = self._pass
         self._forward: Callable[[Tensor, Tensor], Tensor] = self._eager
         if device.type == "cuda":
-            self._forward = torch.compile(self._eager)
+            self._forward = torch.compile(self._eager, dynamic=False)
             self._gradient = self._captured()
 
     def _eager(self, text: Tensor, following: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class Trainer:
                 self._pass()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             self._pass()
         return graph.replay
 
@@ -98,21 +100,23 @@ class Trainer:
         )
         spectators = {name: make(how.rate) for name, make in arm.spectators.items()}
         belay = Belay(self.network, optimizer, arm.method(how.rate), spectators=spectators or None)
-        offsets = torch.Generator().manual_seed(10_000 + seed)
+        starts = self._starts(seed)
         last = torch.zeros((), device=self.device)
         for step in range(1, how.steps + 1):
             for group in optimizer.param_groups:
                 group["lr"] = lr * arm.lr_at(step, how.steps, how.warmup)
-            self._next_batch(offsets)
+            self._load_batch(starts[step - 1])
             self._gradient()
             nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
             optimizer.step()
             if step > how.steps - how.warmup:
                 last += self._loss / how.warmup
-        losses = {"w1": self._held_out(split)}
+        losses, fresh = {"w1": self._held_out(split)}, None
         for name in ("average", *spectators):
             with belay.averaged(name):
                 losses["w2" if name == "average" else name] = self._held_out(split)
+                if name == "average":
+                    fresh = losses["w2"] if split == "judge" else self._held_out("judge")
         found: Record = {
             "kind": "run",
             "arm": arm.name,
@@ -122,15 +126,23 @@ class Trainer:
             "split": split,
             "train": rounded(float(last)),
             "losses": losses,
+            "fresh": fresh,  # w2's loss on the text for judging, which the figure shows and nothing is chosen by
         }
         if curvature:
-            found["sharpness"] = self._sharpness(optimizer, offsets)
+            self._load_batch(starts[how.steps])
+            found["sharpness"] = self._sharpness(optimizer)
         belay.detach()
         return found
 
-    def _next_batch(self, offsets: torch.Generator) -> None:
-        starts = torch.randint(len(self.corpus.train) - self.how.shape.context, (self.how.batch,), generator=offsets)
-        text, following = windows(self.corpus.train, starts.to(self.device), self.how.shape.context)
+    def _starts(self, seed: int) -> Tensor:
+        """Draw where the text of every batch of a run starts; all go to the device at once, so that no step waits."""
+        source = torch.Generator().manual_seed(10_000 + seed)
+        last = len(self.corpus.train) - self.how.shape.context
+        drawn = [torch.randint(last, (self.how.batch,), generator=source) for _ in range(self.how.steps + 1)]
+        return torch.stack(drawn).to(self.device)
+
+    def _load_batch(self, starts: Tensor) -> None:
+        text, following = windows(self.corpus.train, starts, self.how.shape.context)
         self._text.copy_(text)
         self._following.copy_(following)
 
@@ -147,12 +159,8 @@ class Trainer:
             with precision(self.device):
                 total += self._forward(*windows(text, some, context)).double() * len(some)
         loss = float(total) / self.how.windows
-        return rounded(loss) if math.isfinite(loss) and loss < self._frequencies(split) else None
+        return rounded(loss) if math.isfinite(loss) and loss < self._frequencies[split] else None
 
-    def _frequencies(self, split: Split) -> float:
-        return unigram_loss(self.corpus.train, self.corpus.held_out(split))
-
-    def _sharpness(self, optimizer: torch.optim.Optimizer, offsets: torch.Generator) -> float | None:
-        self._next_batch(offsets)
+    def _sharpness(self, optimizer: torch.optim.Optimizer) -> float | None:
         some = slice(0, max(1, self.how.batch // 4))
         return preconditioned_sharpness(self.network, optimizer, self._text[some], self._following[some], BETA2)

@@ -1,7 +1,7 @@
 """A cache of finished records. The name of a cache file depends on code, settings and machine."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -18,11 +18,15 @@ def code_digest() -> str:
     return digest_sources(files(__package__))
 
 
-def digest_sources(folder: Traversable) -> str:
-    """Return the SHA-256 of the names and contents of all Python files in a folder and below it."""
+def digest_sources(folder: Traversable, names: Collection[str] | None = None) -> str:
+    """Return the SHA-256 of the names and contents of all Python files in a folder and below it, or of some of them.
+
+    `names` begins the names of those that count, as "models/" or "data.py".
+    """
     sha = hashlib.sha256()
     for name, content in sorted(_sources(folder)):
-        sha.update(name.encode() + b"\0" + content + b"\0")
+        if names is None or name.startswith(tuple(names)):
+            sha.update(name.encode() + b"\0" + content + b"\0")
     return sha.hexdigest()
 
 
@@ -35,16 +39,19 @@ def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes
 
 
 class CachedRecords:
-    """A cache file for some records; `key` is everything that they depend on besides the code."""
+    """A cache file for some records; `key` is everything that they depend on besides the code.
 
-    def __init__(self, name: str, *key: object) -> None:
-        self.name, self.key = name, key
-        text = repr((code_digest(), key))
+    `code` is the digest of the code that they depend on, by default that of all of this package.
+    """
+
+    def __init__(self, name: str, *key: object, code: str | None = None) -> None:
+        self.name, self.key, self.code = name, key, code
+        text = repr((code or code_digest(), key))
         self.path = cache_folder() / "studies" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
     def piece(self, name: str) -> "CachedRecords":
         """Return the cache file of a piece of these records, which is finished before all of them are."""
-        return CachedRecords(f"{self.name}-{name}", *self.key)
+        return CachedRecords(f"{self.name}-{name}", *self.key, code=self.code)
 
     def read(self) -> tuple[float, list[Record]] | None:
         """Return the seconds that the records took, and the records; None if the file is missing or damaged."""

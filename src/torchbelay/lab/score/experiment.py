@@ -114,7 +114,7 @@ def run_key(group: Group, lane: Lane) -> Record:
 
 def _run_record(group: Group, learner: Learner, curve: list[Record], wall_s: float, mode: StepMode) -> Record:
     lane = learner.lane
-    final = {weights: curve[-1][weights] for weights in ("w1", "w2")}
+    final = {weights: losses for weights, losses in curve[-1].items() if weights not in ("step", "batch_loss")}
     coupling = learner.lane.arm.method.coupling(1, lane.actual_lr)  # type: ignore[union-attr]
     return {
         "kind": "run",
@@ -130,6 +130,7 @@ def _run_record(group: Group, learner: Learner, curve: list[Record], wall_s: flo
         "effective_lr": rounded(lane.effective_lr),
         "eps": lane.eps,
         "warm_up": lane.warm_up,
+        "beta1": lane.beta1,
         "features": group.objective.describe().get("features"),
         "steps": group.steps,
         "steps_taken": learner.taken,  # fewer, if the run was lost

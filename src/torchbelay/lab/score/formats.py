@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from torchbelay.lab.part import LabError
 
 from .models.objective import Shape
 
-DatasetName = Literal["mnist", "cifar10"]
+DatasetName = Literal["mnist", "cifar10", "cifar10-part"]
 Pixels = NDArray[np.uint8]  # (n, channels, height, width)
 
 CURE = "move it away, or give another copy with --data"
@@ -86,6 +86,17 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
     ),
 }
+
+
+# The beginning of CIFAR-10, for where all of it is too much to carry.
+DATASETS["cifar10-part"] = replace(
+    DATASETS["cifar10"],
+    title="CIFAR-10 (a part)",
+    train=16_000,
+    test=4_000,
+    sha256="9af8a73ca1b9a3820d718b463034eed0682a1a9afd53cc28177b256546979f7c",
+    accepted=f"cifar10-part.npz, or all of it: {DATASETS['cifar10'].accepted}",
+)
 
 
 def find_info(name: str) -> DatasetInfo:
@@ -216,4 +227,5 @@ LAYOUTS: dict[str, tuple[tuple[tuple[str, ...], Reader], ...]] = {
         (tuple(f"cifar-10-batches-bin/{file}" for file in BATCHES), read_batches),
         (("cifar-10-binary.tar.gz",), read_tar),
     ),
+    "cifar10-part": ((("cifar10-part.npz",), read_npz),),
 }

@@ -14,6 +14,7 @@ import torch
 
 from torchbelay.lab import records as on_disk
 from torchbelay.lab.arms import BELAY, EQUAL, MATCHED
+from torchbelay.lab.deadline import Deadline, OutOfTimeError
 from torchbelay.lab.part import LabError, Record, Settings, Tick
 from torchbelay.lab.versions import versions
 
@@ -36,6 +37,9 @@ SPEED_STEPS = 10  # steps per round in which the speed is measured
 SEEDS_APART = 100  # the distance between the seeds of a study at two values of --seed
 UNITS = 1000  # of a progress bar
 FEWEST = 256  # images per network, even with the smallest budget
+
+
+_DATASETS: dict[str, DatasetName] = {"cifar10": "cifar10", "penalty": "cifar10-part"}  # of parts; the others: MNIST
 
 
 class GroupRunner(Protocol):
@@ -127,6 +131,7 @@ class StudyRun:
     def __init__(self, name: str, settings: Settings, tick: Tick, resources: Resources) -> None:
         assert resources.device is not None
         self.name, self.settings, self.resources, self.device = name, settings, resources, resources.device
+        self.deadline = Deadline(settings.stop_after)
         self.images = resources.load(_dataset(name), settings.data)
         self.planner = _Planner(name, settings, resources)
         self.share = self._share()
@@ -136,18 +141,26 @@ class StudyRun:
     def records(self) -> Iterator[Record]:
         """Yield all records, the origin first."""
         found: list[Record] = []
-        spent = 0.0
+        self.spent, complete = 0.0, True
         with deterministic():
-            for study in studies.STUDIES[self.name]:
-                for each in self.planner.groups(study, self.share, best_rates(found)):
-                    took, lines = self._run_or_read(each)
-                    found += lines
-                    spent += took
-                if not self.settings.quick:
-                    found += self._speeds(each)
+            try:
+                for study in studies.STUDIES[self.name]:
+                    self._run_study(study, found)
+            except OutOfTimeError:
+                complete = False  # what is finished is a smaller study
         date, origin = time.strftime("%Y-%m"), versions(self.device)
-        yield {"kind": "origin", "date": date, "device_s": round(spent), "budget": self.settings.budget, **origin}
+        about = {"date": date, "device_s": round(self.spent), "budget": self.settings.budget, "complete": complete}
+        yield {"kind": "origin", **about, **origin}
         yield from found
+
+    def _run_study(self, study: str, found: list[Record]) -> None:
+        """Add the records of a study to `found`, group by group."""
+        for each in self.planner.groups(study, self.share, best_rates(found)):
+            took, lines = self._run_or_read(each)
+            found += lines
+            self.spent += took
+        if not self.settings.quick:
+            found += self._speeds(each)
 
     def _run_or_read(self, each: Group) -> tuple[float, list[Record]]:
         """Return how long a group took and its records, from the cache if it was finished before."""
@@ -157,6 +170,7 @@ class StudyRun:
         if not self.settings.anew and (before := cached.read()) is not None:
             self.tick(len(each.lanes) * each.steps)
             return before
+        self.deadline.check()
         begin = time.perf_counter()
         if each.fid_points:
             given = each, self.images, self.device, mode, self.tick, reference, cached.piece
@@ -165,6 +179,7 @@ class StudyRun:
             found = list(self.resources.run_group(each, self.images, self.device, mode, self.tick, reference))
         took = time.perf_counter() - begin
         cached.write(found, took)
+        self.deadline.spent(took)
         return took, found
 
     def _fid_reference(self, each: Group) -> FidReference | None:
@@ -181,8 +196,11 @@ class StudyRun:
         return FidReference(inception, fid.reference_statistics(self.images, inception, cache_folder()), description)
 
     def _speeds(self, each: Group) -> list[Record]:
-        """Measure the speed of one network, and of as many as the group trains side by side."""
-        lane = next(lane for lane in each.lanes if lane.arm.name in (BELAY, studies.coupled(0.25).name))
+        """Measure the speed of one network with a pulling spring, and of as many as the group trains side by side."""
+        springs = [lane for lane in each.lanes if lane.arm.name in (BELAY, studies.coupled(0.25).name)]
+        if not springs:
+            return []
+        lane = springs[0]
         pixels, fields = self.images.train.to(self.device), {"study": each.study, "dataset": each.dataset}
         options = {"mode": self.resources.mode, "steps": SPEED_STEPS}
         measure = self.resources.throughput
@@ -270,4 +288,4 @@ def best_rates(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _dataset(name: str) -> DatasetName:
-    return "cifar10" if name == "cifar10" else "mnist"
+    return _DATASETS.get(name, "mnist")

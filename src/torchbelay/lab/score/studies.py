@@ -30,6 +30,10 @@ WARM_UPS, EPSILONS = (0, 500), (1e-8, 1e-3, 1e-2)  # readings of what the paper 
 THETAS = (-0.9, -0.5, -0.25, 0.0, 0.25, 1.0)
 SIGN_RATES = (1e-3, 4e-3, 1.2e-2)
 AVERAGING = 1 / 200  # c of the centre-of-mass family
+# The study of the sign with its controls; claims/study.md states it.
+CONTROLLED_THETAS, CONTROLLED_WARM_UPS = (0.0, -0.5), (0, 200)
+CONTROLLED_RATES, LOSING_RATE = (1e-3, 4e-3, 1.2e-2, 3.6e-2), 1.2e-2  # at the last, cold EMAs were lost
+PENALTY_BETAS, PENALTY_AVERAGING = (0.9, 0.0), (0.0895, 0.005)  # β1 and c
 
 SMALL_NCSN = NCSN(features=32)
 MNIST_EDM = EDM((1, 28, 28), UNetShape(channels=32, multipliers=(1, 2, 2), blocks=1, attention=(14,), dropout=0.0))
@@ -193,12 +197,57 @@ def cifar10(seeds: Sequence[int] = range(3), share: float = 1.0) -> Iterator[Gro
         yield replace(group, differs=_cifar10_differences(group, spring), fids=tuple(range(len(lanes))))
 
 
+def warmup(
+    seeds: Sequence[int] = range(10, 14), more_seeds: Sequence[int] = range(14, 26), share: float = 1.0
+) -> Iterator[Group]:
+    """Yield the sign of the spring with and without warm-up; more seeds at the rate at which cold EMAs were lost."""
+
+    def group(seed: int, lrs: Sequence[float]) -> Group:
+        lanes = tuple(
+            Lane(coupled(theta, AVERAGING / share), lr, warm_up=round(warm_up * share))
+            for lr in lrs
+            for warm_up in CONTROLLED_WARM_UPS
+            for theta in CONTROLLED_THETAS
+        )
+        differs = ("The paper has no such experiment: its springs all have θ > 0.",)
+        steps = round(1000 * share)
+        return Group("warmup", "mnist", MNIST_EDM, lanes, seed, steps, batch=32, points=2, differs=differs)
+
+    yield from (group(seed, CONTROLLED_RATES) for seed in seeds)
+    yield from (group(seed, (LOSING_RATE,)) for seed in more_seeds)
+
+
+def penalty(seeds: Sequence[int] = range(10, 14), share: float = 1.0) -> Iterator[Group]:
+    """Yield what θ = −0.5 costs on CIFAR-10, with and without Adam's momentum, at two averaging rates.
+
+    The steps of θ = 0 do not depend on its averaging rate, so the EMA of the second rate watches the run of the first.
+    """
+    first, second = (rate / share for rate in PENALTY_AVERAGING)
+    zero = replace(coupled(0.0, first), spectators=((averaging_name(PENALTY_AVERAGING[1]), centred(0.0, second)),))
+    arms = (zero, *(coupled(-0.5, rate) for rate in (first, second)))
+    lanes = tuple(Lane(arm, USUAL_RATE, beta1=beta1) for beta1 in PENALTY_BETAS for arm in arms)
+    differs = (
+        "The paper has no such experiment: its springs all have θ > 0.",
+        "The images are the first 16,000 for training and the first 4,000 for testing.",
+    )
+    for seed in seeds:
+        group = Group("penalty", "cifar10-part", CIFAR10_EDM, lanes, seed, round(1000 * share), batch=128, ramp=0.05)
+        yield replace(group, points=2, differs=differs)
+
+
+def averaging_name(rate: float) -> str:
+    """Return the name of a spectator that averages at a rate."""
+    return f"c {rate:g}"
+
+
 STUDIES = {  # of each part of the report
     "mnist": ("rates", "table1"),
     "figure4": ("figure4",),
     "readings": ("readings",),
     "sign": ("sign",),
     "cifar10": ("cifar10",),
+    "warmup": ("warmup",),
+    "penalty": ("penalty",),
 }
 PLANS: dict[str, Callable[..., Iterator[Group]]] = {
     "rates": rates,
@@ -207,6 +256,8 @@ PLANS: dict[str, Callable[..., Iterator[Group]]] = {
     "readings": readings,
     "sign": sign,
     "cifar10": cifar10,
+    "warmup": warmup,
+    "penalty": penalty,
 }  # the groups of each study
 
 

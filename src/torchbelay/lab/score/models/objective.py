@@ -32,6 +32,9 @@ class Objective(Protocol):
 
     MODEL: ClassVar[str]  # its name in records
 
+    def __hash__(self) -> int:
+        """Return the same for equal settings."""
+
     @property
     def shape(self) -> Shape:
         """The shape of an image."""

@@ -15,6 +15,7 @@ from torchbelay.optim import Adam
 
 Loss = Callable[[nn.Module, Tensor, Draws], Tensor]  # an Objective's, compiled or not
 
+BETA2 = 0.999  # Adam's
 WARM = 3  # steps before a capture, in which libraries choose algorithms, and optimizer and average create their state
 
 
@@ -46,10 +47,11 @@ class Learner:
         self.device = next(network.parameters()).device
         on_gpu = self.device.type == "cuda"
         lr = torch.tensor(lane.actual_lr, device=self.device) if on_gpu else lane.actual_lr
-        self.optimizer = Adam(network.parameters(), lr=lr, eps=lane.eps, capturable=on_gpu)
+        betas = (lane.beta1, BETA2)
+        self.optimizer = Adam(network.parameters(), lr=lr, betas=betas, eps=lane.eps, capturable=on_gpu)
         if lane.arm.method is None:
             raise LabError(f"the arm {lane.arm.name!r} has no average; take w1 of an EMA's run instead")
-        self.belay = Belay(network, self.optimizer, lane.arm.method)
+        self.belay = Belay(network, self.optimizer, lane.arm.method, spectators=dict(lane.arm.spectators) or None)
         self._capture, self.taken = capture and on_gpu, 0  # steps
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 import torch
@@ -29,8 +30,9 @@ def flops_per_image(objective: Objective) -> int:
     return int(counter.get_total_flops())
 
 
+@cache
 def build_loss(objective: Objective, mode: StepMode) -> Loss:
-    """Return the objective's loss, compiled if the mode says so."""
+    """Return the objective's loss, compiled if the mode says so; once for all groups, because that takes long."""
     return torch.compile(objective.loss, dynamic=False) if mode == "compiled and captured" else objective.loss
 
 

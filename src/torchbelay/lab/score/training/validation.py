@@ -58,8 +58,12 @@ class Validation:
         return found
 
     def losses(self, loss: Loss, learner: Learner) -> dict[str, dict[str, float | None]]:
-        """Return the losses of a learner's weights (w1) and of their average (w2)."""
+        """Return the losses of a learner's weights (w1), of their average (w2), and of each spectator by its name."""
         network = getattr(learner.network, "module", learner.network)
-        w1 = self.measure(loss, network)
+        found = {"w1": self.measure(loss, network)}
         with learner.belay.averaged():
-            return {"w1": w1, "w2": self.measure(loss, network)}
+            found["w2"] = self.measure(loss, network)
+        for name, _ in learner.lane.arm.spectators:
+            with learner.belay.averaged(name):
+                found[name] = self.measure(loss, network)
+        return found

@@ -1,0 +1,163 @@
+"""The part `penalty`: what θ = −0.5 costs on CIFAR-10, with and without Adam's momentum, at two averaging rates.
+
+If the cost is noise, theory says how much of it is left without momentum or with a longer memory (`prediction`). H4 of
+`claims/study.md` says that it shrinks. θ = −0.5 is Generalized Primal Averaging.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from torchbelay.lab.hypotheses import Hypothesis, hypotheses_plate, judge
+from torchbelay.lab.part import MISSING, Plate, Record, Settings, Table, Tick
+from torchbelay.lab.statistics import CONFIDENCE, one_sided, ratio, t_quantile
+
+from . import run as study_run
+from .analysis import is_lost, select
+from .prediction import BETAS, RATES, REFERENCE, THETA, Cell, Share, committed
+from .studies import averaging_name
+
+NAME = "penalty"
+TITLE = "What θ < 0 costs on CIFAR-10, and why"
+
+ELSEWHERE = {"H4 β1": (0.0, 0.0895), "H4 c": (0.9, 0.005)}  # the cell that each test compares with the reference
+Losses = dict[int, tuple[float | None, float | None]]  # by seed: of θ = −0.5 and of θ = 0; None: lost
+
+
+def plan(settings: Settings) -> tuple[int, str]:
+    """Return the units of work, and one line that says what would be run."""
+    return study_run.plan(NAME, settings)
+
+
+def run(settings: Settings, tick: Tick) -> list[Record]:
+    """Train and measure; if that is impossible here, return the records that come with the package."""
+    return study_run.run(NAME, settings, tick)
+
+
+def draw(records: Sequence[Record]) -> list[Plate]:
+    """Return the tables; none without runs."""
+    if not select(records, "run", study=NAME):
+        return []
+    title = "Does the penalty shrink as theory says?"
+    return [_table(records), hypotheses_plate("penalty-hypotheses", title, judge(hypotheses(records)))]
+
+
+def losses_by_cell(records: Iterable[Record]) -> dict[Cell, Losses]:
+    """Return the test losses of the averages of θ = −0.5 and of θ = 0 in every cell, for the seeds that have both."""
+    runs = select(records, "run", study=NAME)
+    rates = sorted({r["rate"] for r in runs}, reverse=True)  # of a study that was made shorter, they are others
+    named = dict(zip(RATES, rates, strict=True)) if len(rates) == len(RATES) else {}
+    found: dict[Cell, Losses] = {}
+    for (beta1, rate), actual in ((cell, named.get(cell[1])) for cell in product(BETAS, RATES)):
+        weights = "w2" if rate == RATES[0] else averaging_name(rate)
+        ones = {r["seed"]: r["final"]["w2"] for r in runs if _is(r, THETA, beta1) and r["rate"] == actual}
+        others = {r["seed"]: r["final"][weights] for r in runs if _is(r, 0.0, beta1)}
+        found[beta1, rate] = {seed: (_kept(ones[seed]), _kept(others[seed])) for seed in sorted({*ones} & {*others})}
+    return found
+
+
+def _is(r: Record, theta: float, beta1: float) -> bool:
+    return bool(r["theta"] == theta and r["beta1"] == beta1)
+
+
+def _kept(losses: Record) -> float | None:
+    loss: float | None = losses["test"]
+    return None if is_lost(loss) else loss
+
+
+def penalties(losses: Losses) -> dict[int, float]:
+    """Return the logarithm of the ratio of losses by seed: infinite with one lost run, 0 with two."""
+    found = {}
+    for seed, (one, other) in losses.items():
+        first, second = (math.inf if loss is None else math.log(loss) for loss in (one, other))
+        found[seed] = difference(first, second)
+    return found
+
+
+def difference(one: float, other: float) -> float:
+    """Return one − other; 0 if both are the same infinity.
+
+    >>> difference(math.inf, 1.0), difference(math.inf, math.inf), difference(1.0, 2.0)
+    (inf, 0.0, -1.0)
+    """
+    return 0.0 if one == other else one - other
+
+
+def hypotheses(records: Iterable[Record]) -> list[Hypothesis]:
+    """Return both tests of H4, not yet judged."""
+    cells = {cell: penalties(losses) for cell, losses in losses_by_cell(records).items()}
+    predicted = {(each.beta1, each.rate): each for each in committed()}
+    found = []
+    for name, cell in ELSEWHERE.items():
+        here, there = cells[REFERENCE], cells[cell]
+        seeds = sorted({*here} & {*there})
+        gains = [difference(here[seed], there[seed]) for seed in seeds]
+        claim = f"θ = −0.5 costs less at {_place(cell)} than at {_place(REFERENCE)}"
+        numbers = f"{measured_share(here, there, predicted[cell])}" if seeds else "no seeds"
+        tests = one_sided(gains), one_sided([-gain for gain in gains])
+        absent = bool(seeds) and sum(here[seed] for seed in seeds) <= 0  # nothing could shrink
+        found.append(Hypothesis(name, claim, numbers, len(seeds), *tests, absent=absent))
+    return found
+
+
+def _place(cell: Cell) -> str:
+    return f"β1 = {cell[0]:g}, c = {cell[1]:g}"
+
+
+def share_interval(here: dict[int, float], there: dict[int, float]) -> tuple[float, float, float] | None:
+    """Return the share of the penalty that is left, seed by seed: mean, low and high; None if that has no meaning."""
+    pairs = [(there[seed], here[seed]) for seed in sorted({*here} & {*there})]
+    if len(pairs) < 2 or not all(math.isfinite(left) and 0 < whole < math.inf for left, whole in pairs):
+        return None
+    shares = [left / whole for left, whole in pairs]
+    n = len(shares)
+    mean = math.fsum(shares) / n
+    spread = math.sqrt(math.fsum((share - mean) ** 2 for share in shares) / (n - 1) / n)
+    reach = t_quantile((1 + CONFIDENCE) / 2, n - 1) * spread
+    return mean, mean - reach, mean + reach
+
+
+def agrees(interval: tuple[float, float, float], predicted: Share) -> bool:
+    """Whether the interval of a measured share meets the bracket of the prediction."""
+    _, low, high = interval
+    return low <= predicted.high and high >= predicted.low
+
+
+def measured_share(here: dict[int, float], there: dict[int, float], predicted: Share) -> str:
+    """Return the share of the penalty that is left, beside the predicted one, in words."""
+    expected = f"predicted {predicted.share:.2g} ({predicted.low:.2g} to {predicted.high:.2g})"
+    found = share_interval(here, there)
+    if found is None:
+        return f"no share, because the reference has no penalty at every seed; {expected}"
+    verdict = "agrees" if agrees(found, predicted) else "disagrees"
+    return f"{found[0]:.2f} of it is left ({found[1]:.2f} to {found[2]:.2f}); {expected}: {verdict}"
+
+
+def _table(records: Sequence[Record]) -> Plate:
+    cells = losses_by_cell(records)
+    predicted = {(each.beta1, each.rate): each for each in committed()}
+    reference = penalties(cells[REFERENCE])
+    rows = []
+    for cell, losses in cells.items():
+        found = ratio([one for one, _ in losses.values()], [other for _, other in losses.values()])
+        size = MISSING if found is None else f"{found.mean:.3f} ({found.low:.3f} to {found.high:.3f})"
+        means = [_mean([pair[i] for pair in losses.values()]) for i in (1, 0)]
+        share = MISSING if cell == REFERENCE else measured_share(reference, penalties(losses), predicted[cell])
+        rows.append((_place(cell), *means, size, share))
+    columns = ("", "EMA", "θ = −0.5", "θ = −0.5 ÷ EMA", "share of the penalty")
+    run = select(records, "run", study=NAME)[0]
+    notes = (
+        f"EDM on a part of CIFAR-10, {run['steps']:,} steps of Adam at {run['lr']:g} on batches of {run['batch']}.",
+        "Means are over the seeds that are not lost; ratios are taken seed by seed, with their 95% interval.",
+        "The prediction was computed by formulas, and committed before the first run: `lab/score/prediction.py`.",
+    )
+    caption = (
+        "Test loss of the average, with and without Adam's momentum β1, at two averaging rates c. "
+        f"At {_place(REFERENCE)} θ = −0.5 has {rows[0][3]} times EMA's loss."
+    )
+    return Plate("penalty-table", "What θ = −0.5 costs", caption, Table(columns, tuple(rows)), notes)
+
+
+def _mean(losses: Sequence[float | None]) -> str:
+    known = [loss for loss in losses if loss is not None]
+    return f"{sum(known) / len(known):.4f}" if known else MISSING

@@ -1,0 +1,93 @@
+"""benchmarks/study.py runs parts of the study within a time, writes their records, and prints no result."""
+
+import json
+import re
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.root import ROOT
+from torchbelay.lab import records
+from torchbelay.lab.gpt import study
+from torchbelay.lab.gpt.arms import Arm
+from torchbelay.lab.part import Record
+
+PROGRAM = str(ROOT / "benchmarks" / "study.py")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [PROGRAM, *arguments])
+    runpy.run_path(PROGRAM, run_name="__main__")
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Let the language model train nothing; return the arms that would have been trained."""
+    found: list[str] = []
+
+    def pretend(self: object, arm: Arm, lr: float, seed: int, split: str, **_: object) -> Record:
+        found.append(arm.name)
+        key = {"kind": "run", "arm": arm.name, "theta": arm.theta, "lr": lr, "seed": seed, "split": split}
+        return key | {"losses": {"w1": 2.345, "w2": 1.234}, "fresh": 1.234}
+
+    monkeypatch.setattr(study.Trainer, "run", pretend)
+    monkeypatch.setattr(study, "QUICK", replace(study.QUICK, corpus=400_000))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return found
+
+
+def test_it_writes_the_records_of_a_part_and_prints_no_loss(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path))
+    head, lines = records.read(tmp_path / "gpt.jsonl")
+    assert head["part"] == "gpt"
+    assert lines[0]["complete"] is True
+    assert len(lines) - 1 == len(trained)
+    said = capsys.readouterr().out
+    assert re.search(rf"^gpt: {len(trained)} runs are finished, .* complete$", said, re.M)
+    assert "1.23" not in said
+    assert "2.34" not in said
+    run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path))  # everything is finished
+    assert len(lines) - 1 == len(trained)
+
+
+def test_without_time_it_writes_what_is_finished(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path), "--stop-after", "0")
+    assert trained == []
+    assert "0 runs are finished" in capsys.readouterr().out
+    assert [line["kind"] for line in records.read(tmp_path / "gpt.jsonl")[1]] == ["protocol"]
+
+
+def test_a_further_part_is_not_begun_without_time_to_compile_it(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "gpt", "warmup", "--quick", "--out", str(tmp_path), "--stop-after", "100")
+    assert "warmup: not begun" in capsys.readouterr().out
+    assert not (tmp_path / "warmup.jsonl").exists()
+
+
+def test_without_a_gpu_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    run(monkeypatch, "warmup", "penalty", "--out", str(tmp_path))
+    said = capsys.readouterr().out
+    assert said.count("There is no GPU here.") == 2
+
+
+def test_the_records_are_those_that_the_package_would_show(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file can be committed as it is."""
+    run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path))
+    first, *rest = (tmp_path / "gpt.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(first)["records"] == len(rest)
+    assert json.loads(first)["device"] == "CPU"
+    plates = study.draw([json.loads(line) for line in rest])
+    assert [plate.name for plate in plates] == ["gpt-rates", "gpt-arms", "gpt-hypotheses"]
