@@ -35,6 +35,8 @@ def test_every_drawing_is_shown_with_words_for_those_who_do_not_see_it() -> None
     shown = set()
     for page in PAGES:
         for words, target in re.findall(r"!\[(.*?)\]\((\S+?)\)", page.read_text(encoding="utf-8"), re.S):
+            if "://" in target:
+                continue  # a badge is its words
             assert len(words.split()) >= 4, f"{page.name}: {target}"
             if target.endswith(".svg"):
                 shown.add((page.parent / target).resolve())
@@ -44,6 +46,6 @@ def test_every_drawing_is_shown_with_words_for_those_who_do_not_see_it() -> None
 def test_the_rooms_are_drawn_in_the_order_of_the_page() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert {name for names, _, _ in rooms.FLOORS for name in names} == {*re.findall(r"^\| `([\w.]+/?)` \|", page, re.M)}
-    (arrows,) = re.findall(r"^    (physics ──►.*)$", page, re.M)
+    (arrows,) = re.findall(r"^    (physics.* ──►.*)$", page, re.M)
     floors = [{name.strip() for name in floor.split(",")} for floor in arrows.split("──►")]
     assert floors == [{name.removesuffix(".py").removesuffix("/") for name in names} for names, _, _ in rooms.FLOORS]

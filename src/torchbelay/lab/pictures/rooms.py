@@ -4,7 +4,7 @@ from .svg import BLUE, GREEN, GREY, ORANGE, Drawing
 
 # From the room that imports nothing to the one that may import all: names, what they do, colour.
 FLOORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("physics/",), "what a method is: four numbers per step, no torch", ORANGE),
+    (("physics/", "explorer/"), "what a method is: four numbers, no torch; a page to play with", ORANGE),
     (("ops/",), "how four numbers move tensors: CPU and GPU", ORANGE),
     (("belay/",), "which tensors move, and when: the class Belay", BLUE),
     (("optim.py", "options.py", "snapshots/", "integrations/"), "what is built on Belay", BLUE),
