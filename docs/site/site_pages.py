@@ -88,6 +88,14 @@ def command_page() -> str:
     return "\n\n".join(["# The command torchbelay", f"```text\n{whole}\n```", *parts]) + "\n"
 
 
+def explorer_page() -> str:
+    """Return the explorer as one file, which works from a disk too, with a way back to the site."""
+    page, brand = explorer.page(), '<p class="brand">torchbelay</p>'
+    if page.count(brand) != 1:
+        raise SystemExit(f"the explorer's page has no {brand}, which is the way back to the site")
+    return page.replace(brand, '<p class="brand"><a href="../index.html" style="color: inherit">torchbelay</a></p>')
+
+
 def gather(into: Path) -> None:
     """Write all pages and files of the site into a folder; files that have not changed keep their time."""
     files, address = sources(), repository()
@@ -100,7 +108,7 @@ def gather(into: Path) -> None:
         wanted[place] = content
     for name, text in api_pages.pages(ROOT / "src", address).items():
         wanted[Path(name)] = text.encode("utf-8")
-    wanted[PLAYGROUND] = explorer.page().encode("utf-8")  # one file, which works from a disk too
+    wanted[PLAYGROUND] = explorer_page().encode("utf-8")
     wanted[Path("api/command.md")] = command_page().encode("utf-8")
     for place, content in wanted.items():
         file = into / place

@@ -125,6 +125,7 @@ def test_the_explorer_is_one_file_that_needs_no_other(built: Built, html: dict[P
     page = html[built.site / "explorer" / "index.html"]
     assert [each for each in page.loaded if not each.startswith("data:")] == []
     assert [path.name for path in (built.site / "explorer").iterdir()] == ["index.html"]
+    assert "../index.html" in page.links  # the way back
     assert "explorer/index.html" in [link.removeprefix("./") for link in html[built.site / "index.html"].links]
 
 
