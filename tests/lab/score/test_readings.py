@@ -95,4 +95,10 @@ def test_the_table_says_what_trains() -> None:
 
 def test_without_records_there_is_no_table() -> None:
     assert readings.draw([]) == []
-    assert readings.draw(run.read_committed("readings", "There is no GPU here.")) == []
+
+
+def test_the_committed_records_have_every_reading_with_five_seeds() -> None:
+    (plate,) = readings.draw(run.read_committed("readings", "There is no GPU here."))
+    assert len(plate.figure.rows) == 12
+    assert "Training works with 500 steps of warm-up" in plate.caption
+    assert "cold start" not in plate.caption

@@ -84,7 +84,11 @@ def judge_mnist(records: Records) -> Finding:
         answer = Answer.NOT_REPRODUCED if run else Answer.OPEN
         return Finding(answer, f"{sentence(lost)} {elsewhere}.", numbers)
     tests = {each.name: each.comparison.better for each in trained}
-    return find(tests, f"{sentence(f'{AT_PAPER}, {describe(trained)}')} {elsewhere}.", numbers)
+    shown = describe(trained)
+    if len(trained) > 2:
+        better = sum(each.comparison.better is True for each in trained)
+        shown = f"BELAY is better in {better} of {len(trained)} comparisons that train"
+    return find(tests, f"{sentence(f'{AT_PAPER}, {shown}')} {elsewhere}.", numbers)
 
 
 def _gap(study: StudyResults) -> Numbers:
