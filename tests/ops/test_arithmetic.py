@@ -154,6 +154,45 @@ def test_parameters_are_moved_without_a_gradient(draw, same_bits, monkeypatch, o
     assert all(t.is_leaf and t.grad is None for t in trained["w1"])
 
 
+# Lists that are converted at once, as those of a GPU are
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(3, 4), (), (5,)], [(3, 4)], [(3, 4), (0, 4), ()]], ids=["many", "one", "an empty one"]
+)
+def test_tensors_are_converted_as_each_would_be_alone(draw, same_bits, shapes):
+    tensors = [draw.normal(shape, dtype=f32).to(bf16) for shape in shapes]
+    tensors += [draw.normal((2, 3, 4, 5), dtype=f32).to(bf16).to(memory_format=torch.channels_last)]
+    tensors += [
+        draw.normal((6, 4), dtype=f32).to(bf16).t()[1:, ::2],
+        draw.normal((3, 1), dtype=f32).to(bf16).expand(3, 4),
+    ]
+    before = [t.clone() for t in tensors]
+    found = arithmetic._converted(tensors, f32)
+    assert same_bits(found, [t.to(f32) for t in tensors])
+    assert [t.shape for t in found] == [t.shape for t in tensors]
+    torch._foreach_add_(found, 1.0)
+    assert same_bits(tensors, before)
+
+
+class Sharded(torch.Tensor):
+    """A stand-in for a DTensor: to put two of them together, every rank would have to send its part."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        assert function.__name__ not in ("cat", "flatten_dense_tensors"), "the ranks exchange their parts"
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_sharded_tensors_are_converted_one_by_one(draw, same_bits):
+    tensors = [draw.normal(shape, dtype=f32).to(bf16).as_subclass(Sharded) for shape in ((3, 4), (5,))]
+    with pytest.raises(AssertionError, match="the ranks exchange"):
+        torch._utils._flatten_dense_tensors(tensors)
+    found = arithmetic._converted(tensors, f32)
+    assert {type(t) for t in found} == {Sharded}
+    assert same_bits(found, [t.to(f32) for t in tensors])
+
+
 # Numbers that are not finite
 
 

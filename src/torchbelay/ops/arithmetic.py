@@ -25,6 +25,7 @@ from .step import Swing, Tensors
 SCRATCH = 1 << 24  # elements that may be in a scratch buffer at a time (64 MiB of float32)
 
 _NARROW = {torch.bfloat16, torch.float16}
+_ORDINARY = {Tensor, torch.nn.Parameter}
 
 _dtype = attrgetter("dtype")
 
@@ -285,8 +286,9 @@ def _widened(*lists: Tensors) -> list[list[Tensor]]:
 
 def _converted(tensors: Tensors, dtype: torch.dtype) -> list[Tensor]:
     """Return copies of tensors of a GPU in another dtype: three calls for many of them, and few launches."""
-    if not all(map(Tensor.numel, tensors)) or len({t.device for t in tensors}) > 1:  # torch flattens an empty one
-        return [t.to(dtype) for t in tensors]
+    whole = _ORDINARY.issuperset(map(type, tensors))  # to put DTensors together, all ranks would send their parts
+    if not whole or not all(map(Tensor.numel, tensors)) or len({t.device for t in tensors}) > 1:
+        return [t.to(dtype) for t in tensors]  # one by one empty ones too, whose shape torch does not keep
     flat = _flatten_dense_tensors(tensors).to(dtype)  # type: ignore[no-untyped-call]
     return list(_unflatten_dense_tensors(flat, tensors))  # type: ignore[no-untyped-call]
 
