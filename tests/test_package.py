@@ -22,6 +22,7 @@ from torchbelay import __version__
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, BUILD = SETTINGS["project"], SETTINGS["tool"]["hatch"]["build"]["targets"]
 LARGEST = 3_000_000  # bytes of the wheel
+LIMIT = 600  # seconds for a process, which takes a few on an idle machine
 
 
 def read(name: str) -> str:
@@ -35,7 +36,7 @@ def build(source: Path, target: Path, *kinds: str) -> None:
     """Build the package at `source` without a network; the files of `source` stay as they are."""
     arguments = [word for kind in kinds for word in ("-t", kind)]
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(target), *arguments]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -158,7 +159,7 @@ assert main(["reproduce", "fig1"]) == 2
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "In the long run the pair moves at 0.7998" in " ".join(done.stdout.split())

@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 import torchbelay as tb
+from helpers import axe
 from helpers.documents import PAGES, name, read
 from helpers.root import ROOT
 from helpers.site import Built, Page, broken, build, is_elsewhere
@@ -127,6 +129,24 @@ def test_the_explorer_is_one_file_that_needs_no_other(built: Built, html: dict[P
     assert [path.name for path in (built.site / "explorer").iterdir()] == ["index.html"]
     assert "../index.html" in page.links  # the way back
     assert "explorer/index.html" in [link.removeprefix("./") for link in html[built.site / "index.html"].links]
+
+
+def test_an_npm_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def wait(*arguments: object, **_: object) -> None:
+        asked.append(arguments)
+        raise subprocess.TimeoutExpired("npm", axe.LIMIT)
+
+    monkeypatch.delenv("TORCHBELAY_AXE", raising=False)
+    monkeypatch.setattr(axe.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(axe.subprocess, "run", wait)
+    axe._fetched.cache_clear()
+    for _ in range(3):
+        with pytest.raises(pytest.skip.Exception, match=r"npm cannot get axe-core .*timed out.*TORCHBELAY_AXE"):
+            axe.script()
+    axe._fetched.cache_clear()
+    assert len(asked) == 1
 
 
 # Search ---------------------------------------------------------------------------------------------------------------

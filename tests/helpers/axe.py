@@ -15,24 +15,32 @@ VERSION = "4.14.0"
 LIMIT = 60  # seconds for npm
 
 
-@functools.cache
 def script() -> str:
     """Return axe's program: of the file that TORCHBELAY_AXE names, or of npm. Skip the test if there is neither."""
     if given := os.environ.get("TORCHBELAY_AXE"):
         return Path(given).read_text(encoding="utf-8")
+    found, why = _fetched()
+    if not found:
+        pytest.skip(f"{why}; TORCHBELAY_AXE can name a file axe.min.js")
+    return found
+
+
+@functools.cache  # also of a failure: without a network every test would wait for npm again
+def _fetched() -> tuple[str, str]:
+    """Return axe's program from npm; if it cannot be had, nothing and why."""
     npm = shutil.which("npm")
     if npm is None:
-        pytest.skip("no npm to get axe-core with; TORCHBELAY_AXE can name a file axe.min.js")
+        return "", "no npm to get axe-core with"
     with tempfile.TemporaryDirectory() as folder:
         words = [npm, "pack", f"axe-core@{VERSION}", "--silent", "--fetch-retries=0", f"--pack-destination={folder}"]
         try:
             subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=LIMIT)
         except (subprocess.SubprocessError, OSError) as error:
-            pytest.skip(f"npm cannot get axe-core {VERSION} ({error}); TORCHBELAY_AXE can name a file axe.min.js")
+            return "", f"npm cannot get axe-core {VERSION} ({error})"
         with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
             file = archive.extractfile("package/axe.min.js")
             assert file is not None
-            return file.read().decode("utf-8")
+            return file.read().decode("utf-8"), ""
 
 
 def serious(page: Any) -> list[str]:

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from helpers.root import ROOT
 
-LIMIT = 120  # seconds; a build takes three
+LIMIT = 600  # seconds; a build takes three, and many times that on a busy machine
 
 
 class Built(NamedTuple):
