@@ -66,7 +66,12 @@ def main() -> None:
             continue
         settings = Settings(quick=args.quick, data=args.data, stop_after=left)
         found = run(name, settings, teller(name, units(name, settings)))
-        about = next(line for line in found if line["kind"] in ("protocol", "origin"))
+        about = next(
+            (line for line in found if line["kind"] in ("protocol", "origin")), {"why": gpt.obstacle(settings)}
+        )
+        if about.get("why"):  # the records are those of the package, and an earlier run's file stays
+            print(f"{name}: nothing was run. {about['why']}", flush=True)
+            continue
         took = float(about.get("device_s", 0.0))
         head = on_disk.header(name, settings, took) | {"device": about.get("device")}
         on_disk.write(args.out / f"{name}.jsonl", head, found)

@@ -72,13 +72,15 @@ def test_a_further_part_is_not_begun_without_time_to_compile_it(
     assert not (tmp_path / "warmup.jsonl").exists()
 
 
-def test_without_a_gpu_it_says_so(
+def test_without_a_gpu_it_says_so_and_leaves_the_records_of_an_earlier_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    run(monkeypatch, "warmup", "penalty", "--out", str(tmp_path))
+    (tmp_path / "penalty.jsonl").write_text("from a GPU")
+    run(monkeypatch, "warmup", "penalty", "gpt", "--out", str(tmp_path))
     said = capsys.readouterr().out
-    assert said.count("There is no GPU here.") == 2
+    assert [line.partition(": ")[2] for line in said.splitlines()] == ["nothing was run. There is no GPU here."] * 3
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("penalty.jsonl", "from a GPU")]
 
 
 def test_the_records_are_those_that_the_package_would_show(
