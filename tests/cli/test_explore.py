@@ -51,7 +51,14 @@ def test_without_a_browser_it_says_so(run, opened: list[str], monkeypatch: pytes
     ]
 
 
-@pytest.mark.parametrize("line", ["explore --output .", "explore --output absent/explorer.html"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "explore --output .",
+        "explore --output absent/explorer.html",
+        "explore --output ~nobody-has-this-name/explorer.html",
+    ],
+)
 def test_a_file_that_cannot_be_written_is_one_line_and_exit_status_2(run, opened: list[str], line: str) -> None:
     printed = run(line)
     assert (printed.status, printed.out) == (2, "")

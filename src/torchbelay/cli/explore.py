@@ -38,11 +38,13 @@ def add(commands: "Commands") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page, print its path, and open it."""
-    path: Path = args.output.expanduser()
+    path: Path = args.output
     try:
+        path = path.expanduser()
         explorer.write(path)
-    except OSError as error:
-        args.parser.error(f"cannot write {path}: {error.strerror or error}; choose another file with --output")
+    except (OSError, RuntimeError) as error:  # the latter: nobody has the name after ~
+        why = getattr(error, "strerror", None) or str(error).rstrip(".")
+        args.parser.error(f"cannot write {path}: {why}; choose another file with --output")
     print(path)
     if not args.no_open and not _open(path):
         print(f"{args.parser.prog}: no browser was found; open the file above in one")
