@@ -24,9 +24,7 @@ from .step import Swing, Tensors
 
 SCRATCH = 1 << 24  # elements that may be in a scratch buffer at a time (64 MiB of float32)
 
-_NARROW = {torch.bfloat16, torch.float16}
-_ORDINARY = {Tensor, torch.nn.Parameter}
-
+_NARROW, _ORDINARY = {torch.bfloat16, torch.float16}, {Tensor, torch.nn.Parameter}
 _dtype = attrgetter("dtype")
 
 
