@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from helpers.root import ROOT
-from torchbelay import __version__
+from torchbelay import __version__, explorer
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, BUILD = SETTINGS["project"], SETTINGS["tool"]["hatch"]["build"]["targets"]
@@ -154,6 +154,7 @@ torch.save(belay.average_state_dict(), "average.pt")
 assert tb.__file__.startswith({str(tmp_path)!r}), tb.__file__
 assert main(["explain", "--k", "1", "--m1", "2000", "--m2", "500"]) == 0
 assert main(["recommend", "--steps", "1000"]) == 0
+assert main(["explore", "--no-open"]) == 0
 assert main(["reproduce", "fig1"]) == 2
 """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -164,6 +165,7 @@ assert main(["reproduce", "fig1"]) == 2
     assert done.returncode == 0, done.stderr
     assert "In the long run the pair moves at 0.7998" in " ".join(done.stdout.split())
     assert "pip install 'torchbelay[lab]'" in done.stderr
+    assert (tmp_path / "explorer.html").read_text(encoding="utf-8") == explorer.page()
 
 
 def needs() -> set[str]:
