@@ -261,7 +261,8 @@ def figure(result: dict[str, Any], folder: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "torchbelay"  # the same file for the same numbers
     from matplotlib import pyplot as plt
 
-    fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
+    # One below the other: beside each other, their words would be too small on a page.
+    fig, axes = plt.subplots(3, 1, figsize=(7.2, 9.6), constrained_layout=True)
     titles = {
         "weights": "weights, in 100 tensors",
         "tensors": "tensors, of 16M weights",
@@ -276,9 +277,10 @@ def figure(result: dict[str, Any], folder: Path) -> None:
                 ys = [list(row.values())[i][kind]["median"] for row in rows.values()]
                 label = f"{name}, {'from idle' if kind == 'wall' else 'device alone'}"
                 ax.plot(xs, ys, style, marker="o", ms=3, color=f"C{i}", label=label)
-        ax.set(xlabel=title, ylabel="ms", xscale="log" if part != "averages" else "linear", yscale="log")
+        scale = "linear" if part == "averages" else "log"
+        ax.set(xlabel=title, ylabel="ms", xscale=scale, yscale=scale)
         ax.grid(alpha=0.3, which="both")
-        ax.legend(fontsize=7)
+        ax.legend(fontsize=9)
     fig.suptitle(f"EMA alone, {result['device']}, float32")
     for suffix in ("svg", "png"):
         fig.savefig(folder / f"performance.{suffix}", dpi=150, metadata={"Date": None} if suffix == "svg" else None)
