@@ -28,6 +28,7 @@ from .writer import (
     Background,
     discard,
     discard_leftovers,
+    new_group,
     save_sharded,
     write,
     write_sharded,
@@ -95,7 +96,8 @@ class Recorder:
         self.weights = bool(weights)
         self.folder = Path(folder)
         self._belay, self._background = belay, Background()
-        self._first = is_first_rank()
+        slices = belay._parts.slices
+        self._first = is_first_rank() if slices is None else slices.rank == 0
         self._group: Any = None  # of the ranks that write a sharded model, in the background
         self._step_group: Any = None  # of the same ranks, in the step
         self._open = True
@@ -106,7 +108,7 @@ class Recorder:
             discard_leftovers(self.folder)
         self._history = History(self._noted(), self._known)
         if self._source.sharded:
-            self._group, self._step_group = (torch.distributed.new_group(backend="gloo") for _ in range(2))
+            self._group, self._step_group = new_group(slices), new_group(slices)
         self._write_rest()
         if self._known == 0:
             self._record(0, [None])

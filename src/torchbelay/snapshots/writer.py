@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchbelay._version import __version__
 from torchbelay.belay.files import replacing
+from torchbelay.belay.slices import Slices
 
 from .checkpoint import TensorInfo
 from .content import Content
@@ -110,6 +111,16 @@ def write_sharded(folder: Path, content: Content, group: Any) -> None:
     content.wait()
     text = content.about.about()
     save_sharded(folder / content.about.path.name, content.tensors, group, {ABOUT_FILE: text})
+
+
+def new_group(slices: Slices | None) -> Any:
+    """Return another group of the ranks that hold parts of what is written: those that share an average, or all."""
+    import torch.distributed as dist
+
+    if slices is None:
+        return dist.new_group(backend="gloo")
+    ranks = dist.get_process_group_ranks(slices.group)
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)  # other ranks may not call this
 
 
 def save_sharded(path: Path, tensors: Mapping[str, Tensor], group: Any, notes: Mapping[str, str]) -> None:

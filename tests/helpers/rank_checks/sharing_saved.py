@@ -215,3 +215,20 @@ def snapshots_of_a_shared_average_are_those_of_a_whole_one(folder: Path) -> None
         with mine_.open() as a, theirs.open() as b:
             agree({name: a.read(name) for name in sorted(a.names)}, {name: b.read(name) for name in sorted(b.names)})
     dist.barrier()
+
+
+@on(3)
+def a_group_without_rank_0_records_by_itself(folder: Path) -> None:
+    group = dist.new_group([1, 2])
+    path = folder / "snapshots without rank 0"
+    if dist.get_rank() > 0:
+        run = Run(EMA, adam=False, shard=group)
+        with snapshots.Recorder(run.belay, path, every=2) as made:
+            run.train(range(4))
+        assert made.recorded == [0, 2, 4]
+        dist.barrier(group)
+        last = [each for each in Folder(path).snapshots if each.step == 4 and each.average == "average"]
+        with last[0].open() as file:
+            expected = run.average()
+            agree({name: file.read(name) for name in sorted(file.names)}, dict(sorted(expected.items())))
+    dist.barrier()
