@@ -273,8 +273,7 @@ def figure(result: dict[str, Any], folder: Path) -> None:
         ax.grid(alpha=0.3, which="both")
         ax.legend(fontsize=9)
     fig.suptitle(f"EMA alone, {result['device']}, float32")
-    for suffix in ("svg", "png"):
-        fig.savefig(folder / f"performance.{suffix}", dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+    fig.savefig(folder / "performance.svg", metadata={"Date": None})
 
 
 def main() -> None:
