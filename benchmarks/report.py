@@ -6,7 +6,7 @@ The numbers come from `RESULT` and the other files beside it. A document marks e
 
 import argparse
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,7 @@ MODELS = {
     "laptop": "10M in 200",
     "many": "1M in 2,000",
 }
-# The rows and columns of README's small table; docs/performance.md has all of them.
-COST_MODELS = ("gpt", "unet", "small")
-COST_ROWS = (
-    ALONE,
-    "torch AdamW, then AveragedModel (EMA)",
-    "torch AdamW, torchbelay EMA",
-    "torchbelay AdamW with EMA, one pass",
-    BELAY,
-)
+COST_MODELS = ("gpt", "unet", "small")  # the columns of README's small table; docs/performance.md has all of them
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 
 
@@ -64,13 +56,10 @@ def fastest_peer(result: dict[str, Any], model: str, kind: str) -> float:
     return min(ms(result, model, "average", name, kind) for name in result["models"][model]["average"] if is_peer(name))
 
 
-def times(result: dict[str, Any], part: str, kind: str, rows: Sequence[str] = (), models: Collection[str] = ()) -> str:
-    """Return a table of one kind of time: one row per candidate, one column per model.
-
-    `rows` names the candidates; without it the table has all.
-    """
+def times(result: dict[str, Any], part: str, kind: str, models: Collection[str] = ()) -> str:
+    """Return a table of one kind of time: one row per candidate, one column per model; without `models`, of all."""
     models = models or [model for model in MODELS if model in result["models"]]
-    names = rows or list(dict.fromkeys(name for model in models for name in result["models"][model][part]))
+    names = dict.fromkeys(name for model in models for name in result["models"][model][part])
     lines = [f"| ms | {' | '.join(MODELS[model] for model in models)} |", "|---|" + "---|" * len(models)]
     for name in names:
         cells = []
@@ -216,7 +205,6 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
         f"{result['copy_bandwidth'] / 1e12:.2f} TB/s."
     )
     return {
-        "cost": times(result, "step", "wall", COST_ROWS, COST_MODELS),
         "steps": times(result, "step", "wall"),
         "steps-device": times(result, "step", "device"),
         "averages": times(result, "average", "wall"),
@@ -233,6 +221,9 @@ def more_tables() -> dict[str, str]:
         "choices": "No run is recorded yet." if steps is None else choices(steps),
         "whole-step": "No run is recorded yet." if whole is None else whole_step(whole),
     }
+    if steps is not None:
+        run = f"{place(steps, 'torch', 'triton', 'timm')}; medians of {steps['repeats']}."
+        found |= {"cost": times(steps, "step", "wall", COST_MODELS), "cost-run": run}
     if steps is not None and whole is not None:
         found["choice-bars"] = choice_bars(steps, whole)
     if cpu is not None:
@@ -261,7 +252,8 @@ def figure(result: dict[str, Any], folder: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "torchbelay"  # the same file for the same numbers
     from matplotlib import pyplot as plt
 
-    fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
+    # One below the other: beside each other, their words would be too small on a page.
+    fig, axes = plt.subplots(3, 1, figsize=(7.2, 9.6), constrained_layout=True)
     titles = {
         "weights": "weights, in 100 tensors",
         "tensors": "tensors, of 16M weights",
@@ -276,12 +268,12 @@ def figure(result: dict[str, Any], folder: Path) -> None:
                 ys = [list(row.values())[i][kind]["median"] for row in rows.values()]
                 label = f"{name}, {'from idle' if kind == 'wall' else 'device alone'}"
                 ax.plot(xs, ys, style, marker="o", ms=3, color=f"C{i}", label=label)
-        ax.set(xlabel=title, ylabel="ms", xscale="log" if part != "averages" else "linear", yscale="log")
+        scale = "linear" if part == "averages" else "log"
+        ax.set(xlabel=title, ylabel="ms", xscale=scale, yscale=scale)
         ax.grid(alpha=0.3, which="both")
-        ax.legend(fontsize=7)
+        ax.legend(fontsize=9)
     fig.suptitle(f"EMA alone, {result['device']}, float32")
-    for suffix in ("svg", "png"):
-        fig.savefig(folder / f"performance.{suffix}", dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+    fig.savefig(folder / "performance.svg", metadata={"Date": None})
 
 
 def main() -> None:

@@ -1748,9 +1748,19 @@ function stageScale() {
 
 /** Pull the weights away from their average, as far as looks good. */
 function pluck() {
-  scene.body = makeBody(0.62, -0.38);
+  const [w1, w2] = pluckedPlaces();
+  scene.body = makeBody(w1, w2);
   scene.before = scene.body;
-  Object.assign(scene, { shown: [0.62, -0.38], due: 0, lost: false });
+  Object.assign(scene, { shown: [w1, w2], due: 0, lost: false });
+}
+
+/** Return where a plucked pair begins. A spring that repels moves both masses past the weights: it gets room for that. */
+function pluckedPlaces() {
+  const { a, b } = current.coupling;
+  if (a >= 0 || a + b <= 0) return [0.62, -0.38];
+  const way = b / (a + b); // from w2 to where the two meet, in distances between them
+  const apart = Math.min(1, (1.6 * STAGE.reach) / way);
+  return [(1 - way / 2) * apart, (-way / 2) * apart];
 }
 
 /** Pluck the spring and let it swing. */
@@ -2044,7 +2054,9 @@ function drawStageWords() {
   const pace = stillness.matches ? "" : ` Shown at ${show(scene.rate)} steps per second.`;
   const words = `The spring ${kind}${share}. ${follows}.${pace}`;
   const lost = "The pair has left the stage: pluck it again, or lower the learning rate.";
-  setText(byId("stage-text"), scene.lost ? lost : words);
+  const beyond = scene.shown.every((place) => Math.abs(place) > 1.2 * STAGE.reach);
+  const where = beyond ? " The pair is beyond the edge of the stage: pluck it again." : "";
+  setText(byId("stage-text"), scene.lost ? lost : words + where);
 }
 
 // The state and its settings ---------------------------------------------------------------------------------------
@@ -2254,7 +2266,8 @@ function buildPresets() {
     button.dataset.preset = id;
     button.addEventListener("click", () => {
       update(withPreset(state, id));
-      if (!stillness.matches) startStage();
+      if (stillness.matches) showPluck();
+      else startStage();
     });
     byId("presets").append(button);
   }

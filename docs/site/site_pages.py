@@ -4,7 +4,8 @@
     python docs/site/site_pages.py --watch    # and again whenever a page changes
 
 The documents link to each other as files of the repository, so that they can be read there. In the site a link to a
-page leads to the page, and a link to any other file of the repository to that file at its address.
+page leads to the page, and a link to any other file of the repository to that file at its address. A link that has its
+file's name for words, `docs/start.md`, says `start` in the site, which has no files.
 """
 
 import argparse
@@ -30,6 +31,7 @@ GATHERED = ROOT / "build" / "docs"
 OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 ASSETS = (".png", ".svg", ".css", ".js")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+NAMED = re.compile(r"\[(?:docs/)?([\w/-]+?)(?:/index)?\.md(?=\]\()")  # a link that has its file's name for words
 # A picture of another host, such as a badge, with the link around it: the site loads nothing from elsewhere.
 BADGE = re.compile(r"(?:\[!\[[^]]*\]\(https?://[^)\s]+\)\]\([^)\s]+\)|!\[[^]]*\]\(https?://[^)\s]+\))[ \t]*\n?")
 FENCE = re.compile(r"(^ *```.*?^ *```\s*?$)", re.M | re.S)
@@ -70,7 +72,9 @@ def rewritten(text: str, place: Path, source: Path, places: dict[Path, Path], ad
         return f"{found[1]}{new}{sharp}{anchor}{found[3]}"
 
     parts = FENCE.split(text)
-    return "".join(part if number % 2 else LINK.sub(replace, BADGE.sub("", part)) for number, part in enumerate(parts))
+    plain = (NAMED.sub(lambda found: f"[{found[1].lower()}", BADGE.sub("", part)) for part in parts[::2])
+    parts[::2] = [LINK.sub(replace, part) for part in plain]
+    return "".join(parts)
 
 
 def command_page() -> str:

@@ -33,6 +33,7 @@ def test_the_page_can_be_followed_and_its_picture_is_that_of_the_run(
     monkeypatch.chdir(tmp_path)
     names = guide.follow(PAGE, tmp_path, "start.md")
     assert names["average"][-1] < names["weights"][-1] / 3  # "the average evens the noise out"
+    assert names["average"][0] > names["weights"][0]  # "at first its loss is the higher one"
     drawn, kept = picture(names), PICTURE.read_text(encoding="utf-8")
     rewrite = "draw it anew with: PYTHONPATH=src:tests python tests/docs/test_start.py"
     assert NUMBER.sub("", drawn) == NUMBER.sub("", kept), rewrite

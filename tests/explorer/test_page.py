@@ -168,6 +168,32 @@ def test_a_pair_above_the_edge_of_stability_leaves_the_stage(visit: Visit) -> No
     opened.says("#stage-run", "Run")
 
 
+def test_every_preset_keeps_its_pair_on_the_stage(visit: Visit) -> None:
+    opened = visit()
+    for i in range(PRESETS):
+        opened.page.locator("#presets button").nth(i).click()
+        places = []
+        for _ in range(60):
+            places += [opened.number("#mass1"), opened.number("#mass2")]
+            opened.value("document.querySelector('#stage-step').click()")
+        assert max(map(abs, places)) < 1, opened.text("#presets [aria-pressed=true]")
+        assert max(places) - min(places) > 0.5  # and there is something to see
+
+
+def test_a_pair_that_a_hand_sends_beyond_the_edge_is_not_lost_without_a_word(visit: Visit) -> None:
+    opened = visit(address="#mode=nesterov")
+    x, y = opened.middle("#mass1")
+    opened.page.mouse.move(x, y)
+    opened.page.mouse.down()
+    opened.page.mouse.move(x + 300, y)
+    opened.page.mouse.up()
+    for _ in range(30):
+        opened.value("document.querySelector('#stage-step').click()")
+    assert "beyond the edge" in opened.text("#stage-text")
+    opened.page.click("#stage-pluck")
+    assert "beyond the edge" not in opened.text("#stage-text")
+
+
 # Settings ----------------------------------------------------------------------------------------------------------
 
 
