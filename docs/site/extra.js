@@ -1,4 +1,5 @@
-// A table that is wider than the page scrolls by itself; here it can be reached, and so scrolled, by keyboard too.
+// What is wider than the page, a table or code, scrolls by itself; here it can be reached, and so scrolled, by keyboard
+// too. The theme does so for code, but some time after the page has become narrow.
 function mark() {
   for (const frame of document.querySelectorAll(".md-typeset__scrollwrap")) {
     if (frame.scrollWidth > frame.clientWidth) {
@@ -8,6 +9,9 @@ function mark() {
     } else {
       for (const name of ["tabindex", "role", "aria-label"]) frame.removeAttribute(name);
     }
+  }
+  for (const code of document.querySelectorAll("pre > code")) {
+    if (code.scrollWidth > code.clientWidth) code.tabIndex = 0;
   }
 }
 // The theme makes the frames, after this file is read and whenever a page is opened.

@@ -124,13 +124,19 @@ def test_the_colours_follow_the_reader(browser: "sync_api.Browser", address: str
     assert shades[1] < 150
 
 
+REACHED = """() => [...document.querySelectorAll("pre > code, .md-typeset__scrollwrap")].every(
+    each => each.scrollWidth <= each.clientWidth || each.tabIndex >= 0)"""  # all that scrolls, by keyboard
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"), [*((name, "light") for name in MAIN), *((name, "dark") for name in IN_DARK)]
 )
 def test_axe_finds_nothing_serious(browser: "sync_api.Browser", address: str, name: str, scheme: str) -> None:
     page = window(browser, DESK, scheme)
-    page.goto(f"{address}/{name}.html")
+    page.goto(f"{address}/{name}.html", wait_until="networkidle")
+    page.wait_for_function(REACHED)
     assert axe.serious(page) == []
     page.set_viewport_size({"width": PHONE, "height": 900})
+    page.wait_for_function(REACHED)  # the page hears of its new width a little later
     assert axe.serious(page) == []
     page.context.close()
