@@ -36,7 +36,7 @@ test: setup ## all tests but the slow ones, with coverage; about 15 minutes on 2
 		--include='src/torchbelay/physics/*,src/torchbelay/ops/*,src/torchbelay/belay/*'
 
 test-all: test ## `make test`, then the slow ones: several processes, a browser, kills and a small soak
-	$(PYTEST) -m slow tests
+	$(PYTEST) -m slow --reruns 1 -raR tests
 
 .PHONY: release
 release: ## build the sdist and the wheel into dist/ and check them, with tools in an environment of their own
