@@ -1,25 +1,25 @@
 """The site in a browser: on a phone, light and dark, its search, and what axe says of it. Skipped without Chromium."""
 
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import pytest
 
-from helpers import axe
+from helpers import axe, chromium
 from helpers.site import build
+
+if TYPE_CHECKING:
+    from playwright import sync_api
 
 pytestmark = pytest.mark.slow  # a browser
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
 pytest.importorskip("zensical", reason="zensical, of the extra docs, builds the site")
 
-PATIENCE = 180_000  # milliseconds that anything may take
 PHONE, DESK = 390, 1280
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MAIN = (
     "index",
     "start",
@@ -57,21 +57,15 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["sync_api.Browser"]:
-    with sync_api.sync_playwright() as playwright:
-        own = playwright.chromium.executable_path
-        found = next(filter(None, map(shutil.which, NAMES)), own if Path(own).exists() else None)
-        if found is None:
-            pytest.skip("no Chromium here; on Debian: apt-get install chromium")
-        browser = playwright.chromium.launch(executable_path=found, timeout=PATIENCE)
-        yield browser
-        browser.close()
+    with chromium.launched() as found:
+        yield found
 
 
 def window(browser: "sync_api.Browser", width: int, scheme: str = "light") -> "sync_api.Page":
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
     )
-    context.set_default_timeout(PATIENCE)
+    context.set_default_timeout(chromium.PATIENCE)
     return context.new_page()
 
 

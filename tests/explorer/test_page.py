@@ -1,27 +1,28 @@
 """The explorer in a browser: drag, click, race, copy, share, by mouse and by keyboard. Skipped without Chromium."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urldefrag
 
 import pytest
 from PIL import Image, ImageStat
 
+from helpers import chromium
 from torchbelay import explorer
+
+if TYPE_CHECKING:
+    from playwright import sync_api
 
 pytestmark = pytest.mark.slow  # a browser
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
-
 DESK = (1280, 900)
-PATIENCE = 180_000  # milliseconds that anything may take; 30,000 are too few on a busy machine
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PRESETS = 10
 COUNT_FRAMES = """
   window.asked = 0;
   const ask = window.requestAnimationFrame.bind(window);
+  window.quietly = ask;
   window.requestAnimationFrame = (work) => { window.asked++; return ask(work); };
 """
 
@@ -37,11 +38,19 @@ class Opened:
     def value(self, script: str, argument: object = None) -> object:
         return self.page.evaluate(script, argument)
 
+    def settle(self) -> None:
+        """Wait until what the page has put off to its next frame is done, by frames that nobody counts."""
+        self.value(
+            "new Promise(done => { const ask = window.quietly ?? requestAnimationFrame; ask(() => ask(done)); })"
+        )
+
     def text(self, selector: str) -> str:
+        self.settle()
         return self.page.locator(selector).inner_text()
 
     def number(self, selector: str) -> float:
         """Return the value of a handle that has the role of a slider."""
+        self.settle()
         return float(self.page.locator(selector).get_attribute("aria-valuenow"))
 
     def type(self, key: str, text: str) -> None:
@@ -51,7 +60,7 @@ class Opened:
 
     def until(self, script: str, argument: object = None) -> None:
         """Wait until a condition of the page holds."""
-        self.page.wait_for_function(script, arg=argument, timeout=PATIENCE)
+        self.page.wait_for_function(script, arg=argument, timeout=chromium.PATIENCE)
 
     def says(self, selector: str, words: str) -> None:
         """Wait until an element has these words."""
@@ -72,14 +81,8 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["sync_api.Browser"]:
-    with sync_api.sync_playwright() as playwright:
-        own = playwright.chromium.executable_path  # what `playwright install` would have fetched
-        found = next(filter(None, map(shutil.which, NAMES)), own if Path(own).exists() else None)
-        if found is None:
-            pytest.skip("no Chromium here; on Debian: apt-get install chromium")
-        browser = playwright.chromium.launch(executable_path=found, timeout=PATIENCE)
-        yield browser
-        browser.close()
+    with chromium.launched() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ def visit(browser: "sync_api.Browser", file: Path) -> Iterator[Callable[..., Ope
             has_touch=touch,
             permissions=["clipboard-read", "clipboard-write"],
         )
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(chromium.PATIENCE)
         context.add_init_script(COUNT_FRAMES)
         opened = Opened(context.new_page())
         windows.append(opened)
@@ -411,6 +414,7 @@ def test_the_keyboard_alone_moves_everything(visit: Visit) -> None:
     opened.tab_to("k-slider")
     k = float(opened.page.input_value("#k"))
     press("ArrowRight")
+    opened.settle()
     assert float(opened.page.input_value("#k")) > k
     opened.tab_to("curvature-handle")
     press("End")

@@ -1,22 +1,21 @@
 """The page in a browser: light and dark, on a desk, on a phone and on paper. Skipped without Chromium."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image, ImageStat
 
-from helpers import sample_report
+from helpers import chromium, sample_report
+
+if TYPE_CHECKING:
+    from playwright import sync_api
 
 pytestmark = pytest.mark.slow  # a browser
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, is not installed")
-
 DESK, TABLET, PHONE, SMALL_PHONE = (1280, 900), (768, 1024), (360, 740), (320, 640)
-PATIENCE = 180_000  # milliseconds that anything may take; 30,000 are too few on a busy machine
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @dataclass
@@ -37,14 +36,8 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["sync_api.Browser"]:
-    with sync_api.sync_playwright() as playwright:
-        own = playwright.chromium.executable_path  # what `playwright install` would have fetched
-        found = next(filter(None, map(shutil.which, NAMES)), own if Path(own).exists() else None)
-        if found is None:
-            pytest.skip("no Chromium here; on Debian: apt-get install chromium")
-        browser = playwright.chromium.launch(executable_path=found, timeout=PATIENCE)
-        yield browser
-        browser.close()
+    with chromium.launched() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +53,7 @@ def visit(browser: "sync_api.Browser", report: Path) -> Iterator[Callable[..., O
 
     def go(size: tuple[int, int] = DESK, scheme: str = "light", path: Path = report) -> Opened:
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(chromium.PATIENCE)
         contexts.append(context)
         opened = Opened(context.new_page())
         opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
