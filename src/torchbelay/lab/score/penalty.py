@@ -130,7 +130,9 @@ def measured_share(here: dict[int, float], there: dict[int, float], predicted: S
     if found is None:
         return f"no share, because the reference has no penalty at every seed; {expected}"
     verdict = "agrees" if agrees(found, predicted) else "disagrees"
-    return f"{found[0]:.2f} of it is left ({found[1]:.2f} to {found[2]:.2f}); {expected}: {verdict}"
+    mean, low, high = (f"{value:.2f}".replace("-", "−") for value in found)
+    gain = ", a gain" if found[2] < 0 else ""
+    return f"{mean} of the cost is left ({low} to {high}){gain}; {expected}: {verdict}"
 
 
 def _table(records: Sequence[Record]) -> Plate:
