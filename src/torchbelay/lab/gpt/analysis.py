@@ -168,4 +168,4 @@ def ratio_of(runs: Runs, one: Lane, other: Lane) -> Ratio | None:
 
 def format_ratio(found: Ratio | None) -> str:
     """Return a ratio with its interval."""
-    return "too few seeds" if found is None else f"{found.mean:.4g} ({found.low:.4g} to {found.high:.4g})"
+    return "too few seeds" if found is None else f"{found.mean:.4f} ({found.low:.4f} to {found.high:.4f})"
