@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,36 @@ def test_parameters_adopted_at_different_times_resume_with_their_own_ages() -> N
     train(resumed, resumed_optimizer, 4, first=5)
     assert same(values(resumed), values(model))
     assert resumed_belay.state_dict()["averages"]["average"]["ages"]["3.weight"] == 6
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_a_state_that_is_saved_between_a_change_of_the_optimizer_and_its_next_step_fits(
+    before: int, after: int, swapped: bool
+) -> None:
+    def made(groups: int) -> tuple[nn.Sequential, torch.optim.Optimizer, tb.Belay]:
+        model = nn.Sequential(*mlp(), nn.Linear(1, 1))
+        parts = [{"params": model[:3].parameters()}, {"params": model[3].parameters(), "lr": 0.3}]
+        optimizer = torch.optim.SGD(parts[:groups], lr=0.1)
+        return model, optimizer, tb.Belay(model, optimizer, tb.methods.heavy_ball(0.9), keep_initial=True)
+
+    model, optimizer, belay = made(before)
+    train(model, optimizer, 3)
+    if after > before:
+        optimizer.add_param_group({"params": model[3].parameters(), "lr": 0.3})
+    else:
+        del optimizer.param_groups[1]
+    weights = values(model)
+    with belay.averaged() if swapped else nullcontext():
+        saved = through_a_file(belay.state_dict())
+    resumed, resumed_optimizer, resumed_belay = made(after)
+    resumed.load_state_dict(weights)
+    resumed_belay.load_state_dict(saved)
+    with pytest.warns(tb.BelayWarning, match="were added" if after > before else "were taken from"):
+        train(model, optimizer, 3, first=3)
+    train(resumed, resumed_optimizer, 3, first=3)
+    assert same(values(resumed), values(model))
+    assert same(resumed_belay.state_dict(), belay.state_dict())
 
 
 def test_the_state_is_plain_tensors_and_numbers() -> None:

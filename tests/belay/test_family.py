@@ -98,6 +98,27 @@ def test_a_parameter_that_is_older_than_its_new_optimizer_is_resumed(how: str, o
         state = again
 
 
+@pytest.mark.parametrize("how", METHODS)
+def test_a_state_that_is_saved_right_after_a_parameter_went_to_another_optimizer_has_its_average(how: str) -> None:
+    model, optimizers, belay = several(METHODS[how])
+    alternate(model, optimizers, range(5))  # 5 and 2 steps
+    move(model[2].weight, *optimizers)
+    state = copy.deepcopy(belay.state_dict())
+    assert [row[0] for row in state["optimizers"]] == [5, 2]
+    other = copy.deepcopy(model)
+    named = dict(other.named_parameters())
+    those = [torch.optim.SGD([named[name] for name in names], lr=0.2) for _, _, names in state["optimizers"]]
+    assert any(named["2.weight"] is p for p in those[1].param_groups[0]["params"])
+    resumed = tb.Belay(other, those, METHODS[how])
+    resumed.load_state_dict(state)
+    again = resumed.state_dict()
+    assert again["averages"]["average"]["ages"]["2.weight"] == 5
+    for kind in ("ages", "weights", "velocities1", "velocities2", "memories"):
+        ours, theirs = (each["averages"]["average"][kind] for each in (again, state))
+        assert ours.keys() == theirs.keys()
+        assert all(same(ours[name], theirs[name]) for name in theirs)
+
+
 def test_a_parameter_that_two_of_them_hold_is_refused_at_the_step_and_nothing_has_changed() -> None:
     model, optimizers, belay = several(BELAY)
     alternate(model, optimizers, range(2))

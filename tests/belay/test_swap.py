@@ -30,6 +30,39 @@ def test_memory_that_runs_out_while_swapping_leaves_everything_as_it_was(monkeyp
     train(model, optimizer, 1, first=3)  # and no block is left open
 
 
+def made_in_inference_mode() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(4, 3)
+
+
+UNWRITABLE = {
+    "expanded": (lambda: torch.ones(1, 3).expand(4, 3), r"the parameter 'b' is expanded: .*p\.data\.clone\(\)"),
+    "inference_mode": (
+        made_in_inference_mode,
+        r"the parameter 'b' was made under torch\.inference_mode.*copy\.deepcopy",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize("how", UNWRITABLE)
+def test_weights_that_cannot_be_written_to_are_refused_before_anything_moves(
+    how: str, dtype: torch.dtype | None
+) -> None:
+    make, message = UNWRITABLE[how]
+    plain, other = torch.ones(3), make()
+    belay = tb.Belay.from_parameters([("a", plain), ("b", other)], None, tb.methods.ema(0.5), dtype=dtype)
+    plain.zero_()
+    belay.update()
+    for call in (lambda: belay.averaged().__enter__(), belay.copy_to_model):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+        assert torch.equal(plain, torch.zeros(3))
+        assert torch.equal(belay.average_state_dict()["a"], torch.full((3,), 0.5))
+    belay.update()  # it goes on
+    assert torch.equal(belay.average_state_dict()["a"], torch.full((3,), 0.25))
+
+
 def test_a_graph_made_before_the_swap_is_not_silently_wrong_after_it() -> None:
     """Weights that were written between forward and backward: torch itself refuses."""
     model, optimizer, belay = attached(EMA)

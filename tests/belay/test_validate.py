@@ -100,6 +100,16 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "nothing to average for 'average': no parameter of the model requires gradients",
     ),
+    "a lazy model": (
+        lambda m, o: tb.Belay(nn.Sequential(nn.LazyLinear(2)), None, EMA),
+        ValueError,
+        r"parameter '0\.weight' has no shape yet .*: call the model once",
+    ),
+    "8 bits": (
+        lambda m, o: tb.Belay.from_parameters([torch.ones(2).to(torch.float8_e4m3fn)], None, EMA),
+        ValueError,
+        "parameter '0' is torch.float8_e4m3fn, which cannot be averaged; .*returns None for this parameter",
+    ),
     "unstable": (lambda m, o: tb.Belay(m, o, unstable()), ValueError, "is unstable.*allow_unstable=True"),
     "a stranger's parameter": (
         lambda m, o: tb.Belay(mlp(seed=1), o, EMA),

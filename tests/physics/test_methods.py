@@ -419,6 +419,14 @@ def test_momentum_repels_by_the_ratio_of_learning_rates() -> None:
     assert repulsion == pytest.approx([-0.5, -1.0, -0.5, -0.125, 0.0, -0.5], rel=1e-15)
 
 
+@pytest.mark.parametrize("method", [methods.schedule_free(0.9, weight_lr_power=0.5), methods.easgd(rho=0.5)], ids=repr)
+@pytest.mark.parametrize("lr", [-0.1, math.nan])
+def test_a_learning_rate_that_makes_no_weight_is_refused_by_name(method: Any, lr: float) -> None:
+    with pytest.raises(ValueError, match=f"lr={lr}"):
+        method.coupling(1, lr)
+    assert getattr(method, "memory", ()) == ()
+
+
 def test_schedule_free_weighs_by_the_largest_rate_so_far() -> None:
     weights = [q for *_, q in ask(methods.schedule_free(0.9), [1.0, 2.0, 1.0])]
     assert weights == pytest.approx([1, 4 / 5, 4 / 9], rel=1e-15)
@@ -609,5 +617,5 @@ def test_refused(make: Callable[..., Any], bad: dict[str, Any], error: type[Exce
 def test_easgd_refuses_a_learning_rate_that_makes_it_jump() -> None:
     method = methods.easgd(rho=10.0)
     assert method.coupling(1, 0.0999).a == pytest.approx(0.999)
-    with pytest.raises(ValueError, match=r"^rho=10\.0 at lr=0\.1 makes α = lr·rho = 1, and α < 1 is needed"):
+    with pytest.raises(ValueError, match=r"^rho=10\.0 at lr=0\.1 makes α = lr·rho = 1, and 0 ≤ α < 1 is needed"):
         method.coupling(1, 0.1)

@@ -261,9 +261,9 @@ class Averages:
 
     def saved(self, swap: checkpoint.Swapped | None, memories: checkpoint.Memories) -> dict[str, Any]:
         """Return the averages as a checkpoint has them; averages that have not begun are the weights as they are."""
-        averages = self.each
-        if not self.began:
-            averages = {name: self._blank(averages[name], found) for name, found in self.wanted().items()}
+        # Workers take new parameters in together, at a step.
+        current = self.began and (self.team is not None or self.parameters.is_current())
+        averages = self.each if current else family.as_held(self, self.wanted, self.relatives(), self._blank)
         now, step = buffers.checkpointed(self._model, self._options), self.clock.count
         models = now if swap is None else now | swap.own_buffers()
         found = {}

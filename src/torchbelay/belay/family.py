@@ -1,13 +1,14 @@
 """The averages of several optimizers that train one model: which parameter belongs to which of them."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NoReturn, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
 
 from . import modules
-from .average import Average
+from .average import Average, Entry, Wanted
 from .clock import Clock
 
 
@@ -47,6 +48,41 @@ def refuse_shared(model: nn.Module, key: int, *optimizers: Optimizer | None) -> 
         f"parameter {name!r} is in two optimizers, {kinds}, and its average can follow one of them: take it out of the "
         "other one, or make a Belay for each optimizer"
     )
+
+
+def as_held(
+    one: Relative,
+    find: Callable[[], Mapping[str, list[Wanted]]],
+    others: Iterable[Relative],
+    begun: Callable[[Average, list[Wanted]], Average],
+) -> dict[str, Average]:
+    """Return averages of what an optimizer holds now, as its next step would find them; changes nothing.
+
+    `find` returns what each is to follow, or refuses it, as the next step would: then they are as they are, for they
+    must be saved all the same. `begun` returns an average, like one that is there, of parameters that are new.
+    """
+    try:
+        wanted = find()
+    except ValueError:
+        if not one.began:
+            raise
+        return one.each
+    others, found = list(others), dict[str, Average]()
+    for name, each in wanted.items():
+        known = _known(one, name, others) if one.began else {}
+        found[name] = average = begun(one.each[name], [w for w in each if id(w.parameter) not in known])
+        average.entries = {e.name: e for e in known.values()} | average.entries
+        average.told, average.buffers = one.each[name].told | average.told, one.each[name].buffers
+    return found
+
+
+def _known(one: Relative, name: str, others: Iterable[Relative]) -> dict[int, Entry]:
+    """Return the entries that an average has after `exchange`, by the ids of the parameters."""
+    found, held = list(one.each[name].entries.values()), one.held()
+    for other in others:
+        later = one.clock.count - other.clock.count
+        found += [replace(e, born=e.born + later) for e in other.each[name].entries.values()]
+    return {id(e.w1): e for e in found if id(e.w1) in held}
 
 
 def exchange(one: Relative, held: Mapping[int, int], others: Iterable[Relative]) -> None:

@@ -6,6 +6,7 @@ from copy import copy
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from torchbelay.physics.method import Method
@@ -86,6 +87,7 @@ class Parameters:
                     method = average.rule(name, p)
                     if method is None:
                         continue
+                    _refuse_narrow(name, p)
                     check_weights(name, p, average.bits)
                     key = (key_of(method), average.name)
                     if key not in checked:
@@ -110,6 +112,11 @@ class Parameters:
                 + ("" if several else type(self._model).__name__)
                 + " whose parameters the optimizer holds"
             )
+        if is_lazy(p):
+            raise ValueError(
+                f"parameter {names[id(p)]!r} has no shape yet (a lazy module): call the model once on a batch before "
+                "averaging it, and then make the optimizer"
+            )
         if p.is_meta:
             raise ValueError(
                 f"parameter {names[id(p)]!r} is on the meta device; materialise the model (to_empty, then load or "
@@ -121,3 +128,12 @@ class Parameters:
                 "partitioned it; give the engine to torchbelay.integrations.deepspeed.attach"
             )
         return names[id(p)]
+
+
+def _refuse_narrow(name: str, p: Tensor) -> None:
+    """Refuse weights of 8 bits and fewer: torch has no arithmetic for them, with which an average would move."""
+    if p.element_size() < 2:
+        raise ValueError(
+            f"parameter {name!r} is {p.dtype}, which cannot be averaged; take it out of the optimizer if it is frozen, "
+            "or let the method be a function that returns None for this parameter"
+        )

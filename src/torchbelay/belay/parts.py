@@ -87,9 +87,9 @@ class Part:
         at = self.clock.count, self.options.every, self.options.number_of_workers
         return {g: lr * firsts[g].effective_lr_scale(lr, *at) for g, lr in rates.items() if lr is not None}
 
-    def trained(self) -> joint.Trained:
-        """Return what a state says of the optimizer."""
-        names = {e.name: None for e in self.averages.entries()} if self.averages.began else self.wanted_names(None)
+    def trained(self, saved: Mapping[str, Mapping[str, Any]]) -> joint.Trained:
+        """Return what a state says of the optimizer, whose averages it has as `saved`."""
+        names = dict.fromkeys(name for average in saved.values() for name in average["weights"])
         return joint.Trained(self.clock.count, self.averages.began, list(names))
 
     def load(self, checked: Checked) -> None:
@@ -323,7 +323,8 @@ class Parts:
         swap = self.member.swap
         averages = [part.averages.saved(swap, part.stepper.memories) for part in self.each]
         if len(self.each) > 1:
-            return joint.joined(averages, [part.trained() for part in self.each])
+            trained = [part.trained(saved) for part, saved in zip(self.each, averages, strict=True)]
+            return joint.joined(averages, trained)
         return {"step": self.first.clock.count, "began": int(self.first.averages.began), "averages": averages[0]}
 
     def checked(self, state: Mapping[str, Any], *, strict: bool = True) -> list[Checked]:

@@ -57,6 +57,7 @@ class Swap:
         self.average, self._model, self._reading, self.number = average, model, reading, next(_numbers)
         reshard(model)  # an FSDP root that keeps what it gathered would not see the swap
         average.refuse_other_shapes()
+        _refuse_unwritable(average)
         # All that needs memory comes first: when it runs out, nothing has moved yet.
         self._homes = {id(e.w1): local(e.w1).detach() for e in average.entries.values()}  # where the weights were
         shared = _sharing_memory(self._homes)
@@ -206,6 +207,7 @@ class Swap:
 def overwrite(model: nn.Module, average: WholeAverage) -> None:
     """Let the model hold the average for good, all of it: a copy that is interrupted is made again."""
     average.refuse_other_shapes()
+    _refuse_unwritable(average)
     buffers = Buffers(model) if average.buffers else None
     done = False
     with signals_held():
@@ -225,6 +227,29 @@ def _copy(average: WholeAverage, buffers: Buffers | None) -> None:
     if buffers is not None:
         buffers.put(fitting(average.buffers, buffers.own()))
     forget_computed()
+
+
+def _refuse_unwritable(average: WholeAverage) -> None:
+    """Refuse weights that no average can be written to, before anything has moved."""
+    for e in average.entries.values():
+        home = local(e.w1)
+        expanded = any(n > 1 and stride == 0 for n, stride in zip(home.shape, home.stride(), strict=True))
+        if expanded or home.is_inference():
+            why, cure = (
+                (
+                    "is expanded: elements share a place in memory",
+                    "give it memory of its own, by p.data = p.data.clone()",
+                )
+                if expanded
+                else (
+                    "was made under torch.inference_mode",
+                    "copy.deepcopy the model outside of that, and train the copy",
+                )
+            )
+            raise RuntimeError(
+                f"the parameter {e.name!r} {why}, and its average cannot be written there; {cure}, or use "
+                "average_state_dict()"
+            )
 
 
 def _is_like_weights(e: Entry) -> bool:

@@ -54,7 +54,7 @@ class Changing(Subject):
             self.optimizer.load_state_dict(self.optimizer.state_dict())  # torch wants its state in the weights' dtype
         for member, old in zip(self.members, before, strict=True):
             if member.account.began:
-                found = [name for name in unlike(self.averages_of(member), old) if "/buffers/" not in name]
+                found = self.of_weights(member, unlike(self.averages_of(member), old))
                 assert not found, f"a cast of the model has changed {found}"
 
     def change_buffer(self) -> None:
@@ -154,7 +154,7 @@ class Changing(Subject):
         if any(member.torn == "yes" for member in self.members):
             return
         self.check()
-        before = self.bits()
+        before, accounts = self.bits(), [self.held(member.account) for member in self.members]
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         parts |= {str(i): member.belay for i, member in enumerate(self.members)}
         saved = through_a_file({name: part.state_dict() for name, part in parts.items() if part is not None})
@@ -185,7 +185,8 @@ class Changing(Subject):
             assert not unlike(self.bits(), before)
             return
         assert fits, "a state was loaded that does not fit"
-        for member in self.members:
+        for member, account in zip(self.members, accounts, strict=True):
+            member.account = account
             member.account.saved(self.persistent())
             for average in [*member.account.averages.values(), *member.good_account.averages.values()]:
                 moved = {names[key]: each for key, each in average.weights.items() if key in names}
@@ -217,7 +218,7 @@ class Changing(Subject):
         for member in self.members:
             if member.torn == "no":
                 member.good = copy.deepcopy(member.belay.state_dict())
-                member.good_account = copy.deepcopy(member.account)
+                member.good_account = self.held(member.account)
                 member.good_account.saved(self.persistent())
 
     def go_back(self) -> None:

@@ -67,6 +67,12 @@ class Held(Subject):
         weights = state["averages"][held.name]["weights"]
         if not state["began"]:  # until then it has the weights
             weights = {name: p.detach() for name, p in self.parameters().items() if name in weights}
+        else:  # a state has what the next step will find, and the mapping what the last one has left
+            account = next(each.account for each in self.members if each.belay is held.belay)
+            followed = account.averages[held.name].weights
+            assert set(mapped) == {name for name, p in self.parameters().items() if id(p) in followed}
+            mapped = {name: t for name, t in mapped.items() if name in weights}
+            weights = {name: t for name, t in weights.items() if name in mapped}
         assert not unlike(mapped, weights), f"the tensors are not {held.name}: {unlike(mapped, weights)}"
 
     def swap_held(self) -> None:

@@ -144,6 +144,12 @@ class Subject:
             found[f"{average}/own_buffers"] = sorted(copy.deepcopy(own), key=str) if isinstance(own, list) else own
         return found
 
+    def of_weights(self, member: Member, names: list[str]) -> list[str]:
+        """Return those of these names that are no buffers', nor of weights that the next step will begin to average."""
+        known = {key for average in member.account.averages.values() for key in average.weights}
+        late = {name for name, p in self.parameters().items() if id(p) not in known}
+        return [name for name in names if "/buffers/" not in name and name.rpartition("/")[2] not in late]
+
     def check(self) -> None:
         """Compare everything with the accounts."""
         for member in self.members:
@@ -159,9 +165,10 @@ class Subject:
             return [f"step {state['step']}, began {state['began']}, not {account.count}, {account.began}"]
         names = {id(p): name for name, p in self.parameters().items()}
         found = []
-        for average, expected in account.averages.items() if account.began else ():
+        held = self.held(account)
+        for average in account.averages if account.began else ():
             saved = state["averages"][average]
-            own = {names[key]: each for key, each in expected.weights.items()}
+            own = {names[key]: each for key, each in held.averages[average].weights.items()}
             if set(own) != set(saved["weights"]):
                 return [f"{average} has {set(saved['weights'])}, not {set(own)}"]
             for name, each in own.items():
@@ -177,6 +184,12 @@ class Subject:
                         )
             found += self._different_buffers(account, average, saved)
         return found
+
+    def held(self, account: Account) -> Account:
+        """What a state has: the averages of what the optimizer holds now, as its next step would find them."""
+        held = copy.deepcopy(account)
+        held.adopt(self.trained(), self.buffers())
+        return held
 
     def _different_buffers(self, account: Account, average: str, saved: Mapping[str, Any]) -> list[str]:
         expected, found = account.averages[average], []

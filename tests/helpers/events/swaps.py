@@ -228,6 +228,7 @@ class Swapping(Subject):
             if call == "load_state_dict":
                 with suppress(ValueError):  # it may lack what has come since the last step
                     member.belay.load_state_dict(*arguments)
+                    member.account = self.held(member.account)
                     member.account.saved(self.persistent())
             assert not unlike(self.bits(), before), unlike(self.bits(), before)
 
@@ -244,7 +245,7 @@ class Swapping(Subject):
         for key, p in self.parameters().items():
             assert same(p.detach(), before[key].to(dtype)), f"{key} came back otherwise"
         if member.account.began:
-            found = [key for key in unlike(self.averages_of(member), own) if "/buffers/" not in key]
+            found = self.of_weights(member, unlike(self.averages_of(member), own))
             assert not found, f"a cast inside has changed {found}"
 
     def export(self) -> None:

@@ -72,6 +72,6 @@ class easgd(Unscaled):
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling of this step at this learning rate."""
         alpha = self.alpha if self.alpha is not None else lr * (self.rho or 0.0)
-        if alpha >= 1:
-            raise ValueError(f"rho={self.rho!r} at lr={lr!r} makes α = lr·rho = {alpha:.4g}, and α < 1 is needed")
+        if not 0 <= alpha < 1:
+            raise ValueError(f"rho={self.rho!r} at lr={lr!r} makes α = lr·rho = {alpha:.4g}, and 0 ≤ α < 1 is needed")
         return watch(0.0) if step % self.every else Coupling(alpha, alpha, 1.0, 0.0)

@@ -47,6 +47,7 @@ class schedule_free(Scaleless, Remembers):
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; if `lr` changes, call once per step and in order."""
+        arguments.number("lr", lr, low=0, open_low=False)  # its power is a weight
         if self.memory and self.memory[0] == step:  # called again for the same step
             lr_max, total = self.memory[3:]
         else:
