@@ -348,7 +348,8 @@ def test_a_lagged_average_moves_once_if_the_look_at_the_weights_fails(monkeypatc
     for p in model.parameters():
         p.data += 1
     expected = {name: (own + w) / 2 for (name, own), w in zip(first.items(), values(model).values(), strict=True)}
-    belay.before_step()
+    with pytest.warns(tb.BelayWarning, match="before the first step"):
+        belay.before_step()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "_foreach_norm", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -171,6 +171,56 @@ def test_steps_by_hand_that_never_end_are_not_seen() -> None:
         belay.average_state_dict()
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_weights_loaded_after_construction_and_trained_at_once_warn_once(by_hand: bool) -> None:
+    def made() -> tuple[nn.Sequential, torch.optim.Optimizer, tb.Belay]:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, tb.Belay(model, None if by_hand else optimizer, EMA)
+
+    def step(model: nn.Sequential, optimizer: torch.optim.Optimizer, belay: tb.Belay) -> None:
+        if by_hand:
+            belay.before_step()
+        train(model, optimizer, 1)
+        if by_hand:
+            belay.after_step()
+
+    model, optimizer, belay = made()
+    model.load_state_dict(mlp(seed=1).state_dict())
+    with pytest.warns(tb.BelayWarning, match=r"before the first step.*call reset\(\)"):
+        step(model, optimizer, belay)
+    step(model, optimizer, belay)
+    belay.average_state_dict()
+    for cure in ("reset", "load_state_dict"):
+        model, optimizer, belay = made()
+        state = belay.state_dict()
+        if cure == "load_state_dict":
+            belay.load_state_dict(state)
+        model.load_state_dict(mlp(seed=1).state_dict())
+        if cure == "reset":
+            belay.reset()
+        step(model, optimizer, belay)  # no warning, which would be an error
+
+
+def test_weights_that_change_before_averages_begin_or_by_rounding_are_no_reason_to_warn() -> None:
+    model, optimizer, belay = attached(EMA, start=1)
+    model.load_state_dict(mlp(seed=1).state_dict())
+    train(model, optimizer, 2)
+    model, optimizer, belay = attached(EMA)
+    model.bfloat16().float()
+    train(model, optimizer, 1)
+    model, optimizer, belay = attached(EMA)
+    with torch.no_grad():  # as SAM does
+        for p in model.parameters():
+            p.add_(0.3).sub_(0.3)
+    train(model, optimizer, 1)
+    model = mlp()
+    belay = tb.Belay(model, None, EMA)
+    model.load_state_dict(mlp(seed=1).state_dict())
+    belay.update()  # follows whatever the weights are
+    assert belay.step == 1
+
+
 def test_weights_loaded_after_construction_warn_until_reset() -> None:
     model, _, belay = attached(EMA)
     model.load_state_dict(mlp(seed=1).state_dict())

@@ -106,6 +106,11 @@ class StepHooks:
             self._handles, self._open, self._step = [], False, None
 
 
+def in_a_step() -> bool:
+    """Whether this code runs inside the step of any optimizer, as in its closure."""
+    return _step_frame() is not None
+
+
 def _step_frame() -> FrameType | None:
     """Return the innermost frame of torch's wrapper around `step`, which calls the hooks."""
     torch_file = Optimizer.profile_hook_step.__code__.co_filename

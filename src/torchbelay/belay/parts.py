@@ -66,6 +66,7 @@ class Part:
         if self.options.start == 0:
             self.averages.begin(names)
         self.unseen = Unseen(self.averages.parameters)
+        self.stepper.before_the_first = partial(self.unseen.look_before_the_first, self.averages)
 
     def remember_weights(self) -> None:
         """Take the weights as they are now for those that belong to the averages."""
@@ -323,8 +324,7 @@ class Parts:
         swap = self.member.swap
         averages = [part.averages.saved(swap, part.stepper.memories) for part in self.each]
         if len(self.each) > 1:
-            trained = [part.trained(saved) for part, saved in zip(self.each, averages, strict=True)]
-            return joint.joined(averages, trained)
+            return joint.joined(averages, [part.trained(each) for part, each in zip(self.each, averages, strict=True)])
         return {"step": self.first.clock.count, "began": int(self.first.averages.began), "averages": averages[0]}
 
     def checked(self, state: Mapping[str, Any], *, strict: bool = True) -> list[Checked]:

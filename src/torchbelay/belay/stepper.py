@@ -62,6 +62,7 @@ class Stepper:
         self._plan: Plan | None = None
         self.carried = False  # whether the optimizer took the averages along in the last step
         self.stepped = False  # whether a step has been seen
+        self.before_the_first: Callable[[], None] | None = None  # called before the first step, unless update() is it
         self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
         self._attached = False
         self._hooks: StepHooks | None = None
@@ -98,6 +99,9 @@ class Stepper:
         if self._is_phantom():
             self._state = Skipped()
             return
+        if not self.stepped and update is None and self.before_the_first is not None:
+            look, self.before_the_first = self.before_the_first, None
+            look()
         self._start(self._fusing, update)
 
     def _clear_away(self) -> None:
@@ -157,16 +161,8 @@ class Stepper:
         if not plan.constant and (numbered or (keep is None and not capturing and self._clock.is_certain)):
             # needed, or known without waiting: then a step in which nothing moves needs no launch
             step = self._clock.count + 1
-        work = Work(
-            [],
-            self._averages.parameters.all,
-            keep,
-            self._clock,
-            capturing,
-            self.prepare,
-            self.backend.fuse,
-            update=update,
-        )
+        held, count = self._averages.parameters.all, self._clock
+        work = Work([], held, keep, count, capturing, self.prepare, self.backend.fuse, update=update)
         self._state = UnderWay(work)  # from here on it is known what methods remembered before
         work.moves = plan.moves(step, self._averages.lr, work.memories, rate)
         if update is not None:

@@ -1,18 +1,27 @@
 """Weights that change although no step is seen: then the average is what it was at the start."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchbelay.ops.devices import is_capturing
 from torchbelay.physics.warnings import warn
 
+from .hooks import in_a_step
 from .parameters import Parameters
 from .shard import local
 
 Number = complex  # or a float
+
+
+class Averaged(Protocol):
+    """Averages of parameters."""
+
+    parameters: Parameters
+    began: bool
 
 
 class _Numbers(NamedTuple):
@@ -22,17 +31,21 @@ class _Numbers(NamedTuple):
     numbers: Tensor
 
 
+_ROUNDING = 0.01  # of the largest number: a smaller change may be that of a cast, or of weights moved there and back
+
+
 class Unseen:
-    """Warns, once, if weights have changed and no step has been seen.
+    """Warns, once, if weights have changed and no step has been seen, or if they have when the first step comes.
 
     One number of each weight is remembered, its last. A training that is not seen changes some of them, however it
-    writes. This is local to a rank and costs a step nothing: it is asked before the first step alone. Not seen are
+    writes. This is local to a rank and costs later steps nothing: it is asked until the first step alone. Not seen are
     changes after a step that was seen, and those between `load_state_dict()` and the next use of the average: weights
     may be loaded then.
     """
 
     def __init__(self, parameters: Parameters) -> None:
         self._warned = False
+        self._expected = in_a_step()  # weights may change before the first step that is seen
         self.remember(parameters)
 
     def remember(self, parameters: Parameters) -> None:
@@ -43,7 +56,7 @@ class Unseen:
 
     def forget(self) -> None:
         """Wait for the next look: after a state was loaded, the model's own weights may follow."""
-        self._numbers = None
+        self._numbers, self._expected = None, True
 
     def look(self, parameters: Parameters, optimizer: Optimizer | None) -> None:
         """Warn if the weights are not what they were."""
@@ -52,6 +65,21 @@ class Unseen:
         elif not self._warned and any(_differ(some, self._numbers) for some in _last_numbers(parameters.all)):
             self._warned = True
             warn(f"the weights have changed, but no step was seen: the average has not moved. {_cure(optimizer)}")
+
+    def look_before_the_first(self, averages: Averaged) -> None:
+        """Warn if the first step is to be taken from other weights than those at which the averages began."""
+        if self._numbers is None or self._warned or self._expected or not averages.began:
+            return
+        held = averages.parameters.all
+        if any(map(is_capturing, {p.device for p in held})):  # the host cannot ask a device then
+            return
+        if any(_differ(some, self._numbers, _ROUNDING) for some in _last_numbers(held)):
+            self._warned = True
+            warn(
+                "the weights have changed since the averages began at them, and before the first step: the averages "
+                "start from what the weights were. If you loaded or initialised weights, call reset() after that, or "
+                "make Belay later"
+            )
 
 
 def _cure(optimizer: Optimizer | None) -> str:
@@ -79,8 +107,14 @@ def _last_numbers(tensors: Iterable[Tensor]) -> list[_Numbers]:
     return [_Numbers(list(some), torch.stack([*some.values()]).cpu()) for some in alike.values()]
 
 
-def _differ(now: _Numbers, old: dict[int, Number]) -> bool:
-    """Whether one of the numbers that are known has changed, other than by a conversion of the whole model."""
+def _differ(now: _Numbers, old: dict[int, Number], rounding: float = 0.0) -> bool:
+    """Whether one of the numbers that are known has changed, other than by a conversion of the whole model.
+
+    A change of less than `rounding` of the largest of them is none.
+    """
     known = [old.get(key, number) for key, number in zip(now.ids, now.numbers.tolist(), strict=True)]
     then = torch.stack([torch.full((), number, dtype=now.numbers.dtype, device="cpu") for number in known])
-    return bool(((now.numbers != then) & ~(now.numbers.isnan() & then.isnan())).any())
+    changed = (now.numbers != then) & ~(now.numbers.isnan() & then.isnan())
+    if rounding:
+        changed &= ~((now.numbers - then).abs() <= rounding * then.abs().max())
+    return bool(changed.any())

@@ -139,7 +139,7 @@ class Stepping(Subject):
         before = {id(member): self.averages_of(member) for member in self.members}
         counts = {id(member): member.belay.step for member in self.members}
         good = {id(member): copy.deepcopy(member.belay.state_dict()) for member in self.members}
-        accounts = {id(member): copy.deepcopy(member.account) for member in self.members}
+        accounts = {id(member): self.held(member.account) for member in self.members}
         for account in accounts.values():
             account.saved(self.persistent())
         interrupted = True
@@ -178,7 +178,7 @@ class Stepping(Subject):
         member.torn = "maybe"
         if not moved and member.belay.step == count and alone:
             for account in (member.account, then):
-                if not self.differences(member, account):
+                if self.is_followed(member, account) and not self.differences(member, account):
                     member.account = account
                     self.note("  not taken")
                     return

@@ -191,6 +191,14 @@ class Subject:
         held.adopt(self.trained(), self.buffers())
         return held
 
+    def is_followed(self, member: Member, account: Account) -> bool:
+        """Whether a Belay has the averages of an account; a state has those that the next step will find."""
+        names = {id(p): name for name, p in self.parameters().items()}
+        return not account.began or all(
+            {names[key] for key in average.weights} == set(member.belay.tensors(name))
+            for name, average in account.averages.items()
+        )
+
     def _different_buffers(self, account: Account, average: str, saved: Mapping[str, Any]) -> list[str]:
         expected, found = account.averages[average], []
         if account.buffers == "average":
