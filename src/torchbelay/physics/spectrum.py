@@ -18,6 +18,7 @@ class Spectrum:
     lowest: float  # the least curvature that was seen, negative if the loss curves downwards somewhere
     products: int  # the number of Hessian-vector products behind it
     optimizer: str = "SGD"  # whose steps meet these curvatures
+    foreign: tuple[str, ...] = ()  # operations of the loss that are not torch's own
 
     @property
     def largest(self) -> float:
@@ -27,12 +28,18 @@ class Spectrum:
     @property
     def caveats(self) -> tuple[str, ...]:
         """Warnings of what makes advice from these curvatures doubtful."""
-        if self.lowest >= -FAR * self.largest:
-            return ()
-        return (
-            f"The loss curves downwards in some directions, by {self.lowest:.3g} against {self.largest:.3g} upwards: "
-            "the model is far from a quadratic, and the advice is a guess.",
-        )
+        found = []
+        if self.lowest < -FAR * self.largest:
+            found.append(
+                f"The loss curves downwards in some directions, by {self.lowest:.3g} against {self.largest:.3g} "
+                "upwards: the model is far from a quadratic, and the advice is a guess."
+            )
+        if self.foreign:
+            found.append(
+                f"The loss uses {', '.join(self.foreign)}, not torch's own: if the backward is a kernel, curvature is "
+                "missing, and torch does not notice. Measure with plain operations."
+            )
+        return tuple(found)
 
     def explain(self) -> str:
         """Return what was measured, in words."""
