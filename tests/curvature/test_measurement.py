@@ -98,11 +98,17 @@ def test_progress_is_told_after_each_product() -> None:
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"eps": 0.1}, {"betas": (0.0, 0.5)}], ids=str)
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, tb.optim.AdamW])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.Adam, {}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.AdamW, {"eps": 0.1}),
+        (torch.optim.AdamW, {"betas": (0.0, 0.5)}),
+        (tb.optim.AdamW, {}),
+    ],
+)
 def test_adam_meets_the_curvatures_of_its_own_units(kind: Callable[..., torch.optim.Optimizer], options: Any) -> None:
-    if kind is tb.optim.AdamW and "amsgrad" in options:
-        pytest.skip("it has none")
     model = mlp()
     optimizer = kind(model.parameters(), lr=0.05, **options)
     squares = [torch.zeros_like(p) for p in model.parameters()]
@@ -199,7 +205,7 @@ REFUSED: tuple[tuple[Callable[[Any], Any], type[Exception], str], ...] = (
         RuntimeError,
         "cannot be differentiated twice: .*ctc_loss.*; use plain operations",
     ),
-    (through(Kernel), ValueError, "second derivatives of the loss are not symmetric.*; measure with plain operations"),
+    (through(Kernel), ValueError, "second derivatives of the loss are not symmetric.*; use plain operations"),
     (beside("SGD"), ValueError, r"optimizer=SGD has no second moment of the weight '0\.weight'; .*or none to"),
     (beside("Adam"), ValueError, "optimizer=Adam has no second moment .* give an Adam or AdamW that has stepped"),
     (beside("other"), ValueError, r"optimizer does not have the weight '0\.weight'; give the one that trains it"),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import CheckpointFunction
 
 from .lanczos import Product, Vector
 
@@ -46,9 +47,9 @@ def gradients_of(loss: Callable[[], Tensor], weights: Vector) -> tuple[Vector, V
 
 
 def _foreign(value: Tensor) -> tuple[str, ...]:
-    """Return the names of operations that are not torch's own; raise if they say that they have one derivative only.
+    """Return the names of operations that are not torch's own; raise if one is known to have no second derivative.
 
-    torch itself would not always say so: it looks at such an operation only if a weight comes after it.
+    torch itself would not say so: it passes by operations behind which it sees no weights, and takes them for constant.
     """
     names, seen, waiting = set[str](), set[object](), [value.grad_fn]
     while waiting:
@@ -58,6 +59,11 @@ def _foreign(value: Tensor) -> tuple[str, ...]:
         seen.add(node)
         waiting += [each for each, _ in node.next_functions]
         kind = getattr(node, "_forward_cls", None)
+        if kind is CheckpointFunction:
+            raise ValueError(
+                "the loss uses checkpoint(..., use_reentrant=True), which hides weights from second derivatives; give "
+                "use_reentrant=False"
+            )
         if kind is None or kind.__module__.startswith("torch."):
             continue
         code = getattr(kind.backward, "__code__", None)  # its name stays what it is, whatever the wrapper is called
@@ -121,8 +127,7 @@ def _explained() -> Iterator[None]:
         raise
     except RuntimeError as error:  # NotImplementedError is one
         raise RuntimeError(
-            f"the loss cannot be differentiated twice: {error}; use plain operations of torch for it, no kernels of "
-            "other libraries, and checkpoint(..., use_reentrant=False)"
+            f"the loss cannot be differentiated twice: {error}; use plain operations of torch in the place of this one"
         ) from error
 
 

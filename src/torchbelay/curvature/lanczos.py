@@ -52,7 +52,7 @@ def lanczos(
     if uneven > ASYMMETRY * float(values.abs().max()):
         raise ValueError(
             "the second derivatives of the loss are not symmetric, so that some are wrong: torch cannot differentiate "
-            "the backward of an operation, as of another library's kernel; measure with plain operations of torch"
+            "the backward of an operation, as of weight_norm or another library's kernel; use plain operations instead"
         )
     return values.tolist(), vectors[0].square().tolist()
 
