@@ -260,13 +260,14 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_a_model_in_ddp_trains_on(group: None) -> None:
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
-    expected = measure_curvatures(model.module, lambda: plain(model.module))
+def test_a_model_in_ddp_is_measured_without_it(group: None) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
     for _ in range(2):
-        assert measure_curvatures(model, lambda: plain(model)) == expected
-        plain(model).backward()  # would wait for gradients that never come
-        assert all(p.grad is not None for p in model.parameters())
+        with pytest.raises(ValueError, match=r"wrapped in DistributedDataParallel.*; measure model\.module"):
+            measure_curvatures(model, lambda: plain(model))
+        measure_curvatures(model.module, lambda: plain(model.module))
+        plain(model).backward()  # the ranks go on together
+    assert model.module[1].num_batches_tracked == 2
 
 
 def test_sharded_weights_are_refused(group: None) -> None:
@@ -276,6 +277,19 @@ def test_sharded_weights_are_refused(group: None) -> None:
     model = fully_shard(nn.Linear(4, 3), mesh=mesh)
     with pytest.raises(ValueError, match="the weight 'weight' is sharded; measure a copy"):
         measure_curvatures(model, lambda: plain(model))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["attention", "recurrent", "channels_last and BatchNorm"])
+def test_a_gpu_measures_what_a_cpu_does(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(MODELS[name](), nn.Dropout(0.0))
+    loss = {"cpu": lambda: model(X).square().mean(), "cuda": lambda: model(X.cuda()).square().mean()}
+    expected = measure_curvatures(model, loss["cpu"])
+    state = torch.cuda.get_rng_state()
+    found = measure_curvatures(model.cuda(), loss["cuda"])
+    assert found.largest == pytest.approx(expected.largest, rel=0.01)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
 @pytest.mark.thorough

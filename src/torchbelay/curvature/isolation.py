@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchbelay.belay.shard import loaded
 from torchbelay.belay.swapped_buffers import Buffers
 
 
@@ -37,13 +36,10 @@ def untouched(model: nn.Module, weights: list[Tensor]) -> Iterator[None]:
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """Let torch choose operations that have second derivatives."""
     with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.inference_mode(False))  # ends no_grad too
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and its import takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        if isinstance(model, loaded("torch.nn.parallel.distributed", "DistributedDataParallel")):
-            stack.enter_context(model.no_sync())  # else its next step would wait for gradients of this one
         yield

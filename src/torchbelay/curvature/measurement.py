@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from torchbelay.belay.shard import is_sharded
+from torchbelay.belay.shard import is_flattened, is_sharded, loaded
 from torchbelay.physics import arguments
 from torchbelay.physics.spectrum import Spectrum
 
@@ -74,6 +74,13 @@ def _trained(model: nn.Module) -> Vector:
     """Return the weights that are trained, if their second derivatives can be had."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={type(model).__name__} is not a torch.nn.Module; pass the module that is trained")
+    if isinstance(model, loaded("torch.nn.parallel.distributed", "DistributedDataParallel")):
+        raise ValueError(
+            "model is wrapped in DistributedDataParallel, whose forward and backward are those of all ranks; measure "
+            "model.module, with a loss of model.module"
+        )
+    if is_flattened(model):
+        raise ValueError("model is flattened by FSDP1; measure a copy of the model that is whole on one process")
     found: Vector = []
     for name, p in model.named_parameters():
         if not p.requires_grad:
