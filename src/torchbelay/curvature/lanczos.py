@@ -42,7 +42,7 @@ def lanczos(
         diagonal.append(common[-1])
         progress(done, count)
         rest = _norm(vector)
-        if done == count or rest <= torch.finfo(vector[0].dtype).eps * norm:
+        if done == count or rest <= max(torch.finfo(x.dtype).eps for x in vector) * norm:
             break
         beside.append(rest)
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
