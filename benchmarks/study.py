@@ -1,4 +1,4 @@
-"""Run parts of the study on the sign of the spring on a GPU, for some minutes at a time.
+"""Run parts of the report that need a GPU for some minutes at a time: the study of the spring's sign, and Figure 4.
 
     python benchmarks/study.py gpt --data DIR --out DIR --stop-after 540
 
@@ -17,7 +17,7 @@ from torchbelay.lab.gpt import study as gpt
 from torchbelay.lab.part import Record, Settings, Tick
 from torchbelay.lab.score import run as images
 
-PARTS = ("warmup", "penalty", "gpt")
+PARTS = ("warmup", "penalty", "gpt", "figure4")
 QUIET = 10.0  # seconds between two lines about progress
 START = 120.0  # seconds that a further part needs for its first runs, with which it is compiled
 
@@ -54,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder with images and text")
+    parser.add_argument("--inception", type=Path, metavar="PATH", help="FID's weights, for figure4")
     parser.add_argument("--out", type=Path, default=Path("study"), metavar="DIR", help="for the records")
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="begin nothing that would end later")
     parser.add_argument("--quick", action="store_true", help="a small version; gpt runs it without a GPU too")
@@ -64,7 +65,7 @@ def main() -> None:
         if left is not None and left < START and name != args.parts[0]:
             print(f"{name}: not begun, because {left:.0f} s are left", flush=True)
             continue
-        settings = Settings(quick=args.quick, data=args.data, stop_after=left)
+        settings = Settings(quick=args.quick, data=args.data, inception=args.inception, stop_after=left)
         found = run(name, settings, teller(name, units(name, settings)))
         about = next(
             (line for line in found if line["kind"] in ("protocol", "origin")), {"why": gpt.obstacle(settings)}

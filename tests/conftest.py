@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Generator
 
 import numpy as np
 import pytest
@@ -20,6 +21,23 @@ settings.load_profile("same")
 torch.set_num_threads(1)  # tensors are tiny here: threads of several test processes would only wait for each other
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # without a GPU, Triton's interpreter runs the kernels
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let a file of tests that cannot be imported be an error.
+
+    --doctest-ignore-import-errors is for the integrations in src whose framework is missing. Here it would hide every
+    test of the file: the failed import leaves an empty module behind, in which pytest then finds no test.
+    """
+    option = collector.config.option
+    before, option.doctest_ignore_import_errors = option.doctest_ignore_import_errors, False
+    try:
+        return (yield)
+    finally:
+        option.doctest_ignore_import_errors = before
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,7 +8,7 @@ from helpers.root import ROOT
 from torchbelay.lab import records
 
 DOCS = ROOT / "docs" / "records"
-# of the parts that need a GPU; the language model's appear once it was run
+# of the parts that need a GPU
 PACKAGE = tuple(Path(str(files(f"torchbelay.lab.{room}"))) / "records" for room in ("score", "gpt"))
 
 

@@ -76,4 +76,5 @@ def hypotheses_plate(name: str, title: str, judged: Sequence[Hypothesis]) -> Pla
         "A hypothesis does not hold if its opposite is shown by the same rule. Rules, margins and seeds are in "
         "`claims/study.md`.",
     )
-    return Plate(name, title, caption, Table(("", "Hypothesis", "Measured", "Seeds", "p", "Answer"), rows), notes)
+    table = Table(("", "Hypothesis", "Measured", "Seeds", "p", "Answer"), rows, prose=("Hypothesis", "Measured"))
+    return Plate(name, title, caption, table, notes)

@@ -39,6 +39,7 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    prose: tuple[str, ...] = ()  # columns of sentences: they begin at the left and may break anywhere
 
 
 @dataclass(frozen=True)

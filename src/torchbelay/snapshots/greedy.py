@@ -102,16 +102,16 @@ class _Scores:
         self.known: dict[Members, float] = {}
         if self.log is None or not self.log.exists():
             return
-        text = self.log.read_text(encoding="utf-8")
-        complete = text[: text.rfind("\n") + 1]  # a killed process may have left half a line
-        for number, line in enumerate(complete.splitlines(), 1):
+        content = self.log.read_bytes()
+        complete = content[: content.rfind(b"\n") + 1]  # a killed process may have left half a line
+        for number, line in enumerate(complete.decode(errors="replace").splitlines(), 1):
             try:
                 record = json.loads(line)
                 self.known[tuple(record["members"])] = float(record["score"])
             except (ValueError, KeyError, TypeError) as problem:
                 raise ValueError(f"log={str(log)!r} has no score in line {number}; give the log of a soup") from problem
-        if complete != text:
-            self.log.write_text(complete, encoding="utf-8")
+        if complete != content:
+            os.truncate(self.log, len(complete))  # never a moment without the scores, each of which took an evaluation
 
     def add(self, members: Members, score: float) -> None:
         """Remember a score, on the disk too."""

@@ -143,6 +143,7 @@ def test_the_width_is_read_off_the_curve() -> None:
 
 ABOUT = {
     "kind": "protocol",
+    "complete": True,
     "layers": 1,
     "width": 8,
     "context": 8,
@@ -170,6 +171,14 @@ def test_the_plates_are_drawn_from_records_alone() -> None:
 
 
 @pytest.mark.parametrize("runs", [5, 20, 33])
-def test_a_study_that_was_stopped_can_be_drawn(runs: int) -> None:
-    plates = figures.draw([ABOUT, *study().all[:runs]])
+def test_a_study_that_was_stopped_can_be_drawn_and_says_so(runs: int) -> None:
+    plates = figures.draw([ABOUT | {"complete": False}, *study().all[:runs]])
     assert "Too few seeds" in plates[0].caption
+    assert "The study is not complete: some arms lack runs." in plates[0].notes
+
+
+def test_a_curve_that_leaves_the_figure_is_told_in_words() -> None:
+    (curves, *_) = figures.draw([ABOUT, *study(**{HALF.name: [1.2, 1.0, 1.1, None]}).all])
+    (told,) = (note for note in curves.notes if note.startswith("At 0.008, the mean losses are: "))
+    assert "θ = −0.5 – (5 of 5 lost)" in told
+    assert "not complete" not in " ".join(curves.notes)

@@ -16,8 +16,9 @@ from helpers.sample_report import ANSWERS, TITLES, heads, plate, sample, verdict
 from torchbelay import explorer
 from torchbelay.lab.claims.errata import ERRATA, Erratum
 from torchbelay.lab.claims.verdict import Answer, Verdict
-from torchbelay.lab.part import LabError, Table
+from torchbelay.lab.part import MISSING, LabError, Plate, Table
 from torchbelay.lab.report import build, style
+from torchbelay.lab.report.build import build as build_report
 from torchbelay.lab.report.words import sentence
 
 DOCS = ROOT / "docs" / "errata.md"
@@ -330,6 +331,15 @@ def test_a_table_has_every_cell_under_its_heading_and_lies_beside_the_page(folde
     assert "CSV Records" in shown
     assert "PNG" not in shown
     assert "Full size" not in shown
+
+
+def test_a_column_of_sentences_is_marked_from_its_heading_to_its_last_cell(tmp_path: Path) -> None:
+    figure = Table(("", "Seeds", "Says"), (("one", "3", "It holds, at last."), ("two", MISSING, MISSING)), ("Says",))
+    plates = {"fig2": [Plate("words", "Words", "Caption.", figure)]}
+    head = {"fig2": heads()["fig2"]}
+    shown = Page(build_report(tmp_path, head, {"fig2": [{"kind": "run"}]}, sample(), plates, titles=TITLES))
+    marked = [(tag, attrs["class"]) for tag, attrs in shown.tags if "prose" in attrs.get("class", "").split()]
+    assert marked == [("th", "prose"), ("td", "prose"), ("td", "missing prose")]
 
 
 def test_notes_are_a_list_in_a_closed_disclosure_below_the_caption(page: Page) -> None:

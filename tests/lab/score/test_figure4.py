@@ -12,7 +12,9 @@ from torch import Tensor
 from helpers import score_records
 from helpers.captions import check_brevity
 from helpers.score_models import STUDY_SPRING, squares, study_group
+from torchbelay.lab import records as on_disk
 from torchbelay.lab.arms import BELAY, EMA, Lane
+from torchbelay.lab.deadline import Deadline, OutOfTimeError
 from torchbelay.lab.part import Record, Settings, Table
 from torchbelay.lab.report import style
 from torchbelay.lab.score import fid, fid_curve, figure4, run, studies
@@ -162,6 +164,33 @@ def test_a_study_that_is_stopped_goes_on_with_the_next_fid(tmp_path: Path, monke
     run.run("figure4", Settings(anew=True), lambda n: None, resources())
     assert trained == [6, 7, 6, 7]
     assert len(measured) == 24
+
+
+@pytest.mark.thorough
+def test_a_study_whose_time_is_over_keeps_its_fids_and_counts_all_of_its_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    checks: list[int] = []
+
+    class FourUnits(Deadline):  # of a group or a FID
+        def check(self) -> None:
+            checks.append(0)
+            if len(checks) % 5 == 0:
+                raise OutOfTimeError
+
+    monkeypatch.setattr(run, "Deadline", FourUnits)
+    origin, *lines = run.run("figure4", Settings(stop_after=1.0), lambda n: None, resources())
+    assert (origin["complete"], lines) == (False, [])  # three FIDs of the first seed's six
+    assert len(list(tmp_path.rglob("figure4-0-*.jsonl"))) == 3
+    while not origin["complete"]:
+        origin, *lines = run.run("figure4", Settings(stop_after=1.0), lambda n: None, resources())
+    assert len([line for line in lines if "fid" in line]) == 12
+    assert len(checks) == 4 + 12 + 3  # groups that were begun or continued, FIDs, and stops
+    pieces = [on_disk.read(path)[0]["wall_s"] for path in tmp_path.rglob("figure4-*-*.jsonl")]
+    groups = [on_disk.read(path)[0]["wall_s"] for path in tmp_path.rglob("figure4-????????????????.jsonl")]
+    assert len(groups) == 2
+    assert sum(groups) == pytest.approx(sum(pieces), abs=0.1)
 
 
 # The figures ----------------------------------------------------------------------------------------------------------

@@ -106,4 +106,6 @@ def test_the_table_has_measured_and_predicted_shares() -> None:
 
 def test_it_is_a_part_and_without_runs_it_draws_nothing() -> None:
     assert PARTS["penalty"] is penalty
-    assert penalty.draw(run.read_committed("penalty", "There is no GPU here.")) == []
+    found = run.read_committed("penalty", "There is no GPU here.")
+    assert len(penalty.draw(found)) == 2
+    assert penalty.draw([line for line in found if line["kind"] != "run"]) == []

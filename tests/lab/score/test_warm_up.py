@@ -72,4 +72,6 @@ def test_the_tables_say_what_is_lost() -> None:
 
 def test_it_is_a_part_and_without_runs_it_draws_nothing() -> None:
     assert PARTS["warmup"] is warm_up
-    assert warm_up.draw(run.read_committed("warmup", "There is no GPU here.")) == []
+    found = run.read_committed("warmup", "There is no GPU here.")
+    assert len(warm_up.draw(found)) == 2
+    assert warm_up.draw([line for line in found if line["kind"] != "run"]) == []

@@ -98,11 +98,15 @@ def _wider(runs: Runs, arm: str) -> Hypothesis:
     widths = [(runs.width(arm, seed), runs.width(CONSTANT.name, seed)) for seed in seeds]
     gains = [one - other for one, other in widths]
     factors = [math.exp(math.fsum(each) / len(each)) for each in zip(*widths, strict=True)]
-    shown = " and ".join(f"a factor of {factor:.3g}" for factor in factors)
+    shown = (
+        " and ".join(f"{factor:.3g} with {name}" for factor, name in zip(factors, (arm, "EMA"), strict=True))
+        if seeds
+        else ""
+    )
     return Hypothesis(
         f"H2 {arm}",
         f"the rates within {NEAR - 1:.0%} of the best span more with {arm} than with EMA",
-        f"{shown}, on average" if seeds else "no seeds",
+        f"a factor of {shown}, on average" if seeds else "no seeds",
         len(seeds),
         one_sided(gains),
         one_sided([-gain for gain in gains]),
@@ -164,4 +168,4 @@ def ratio_of(runs: Runs, one: Lane, other: Lane) -> Ratio | None:
 
 def format_ratio(found: Ratio | None) -> str:
     """Return a ratio with its interval."""
-    return "too few seeds" if found is None else f"{found.mean:.4g} ({found.low:.4g} to {found.high:.4g})"
+    return "too few seeds" if found is None else f"{found.mean:.4f} ({found.low:.4f} to {found.high:.4f})"

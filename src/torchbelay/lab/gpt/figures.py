@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.ticker import LogLocator, StrMethodFormatter
+
 from torchbelay.lab.answer import Answer
 from torchbelay.lab.hypotheses import hypotheses_plate
 from torchbelay.lab.part import MISSING, Plate, Record, Table
@@ -15,7 +17,7 @@ from torchbelay.physics.inner_momentum import stable_range, theta_floor
 from torchbelay.physics.methods import centred
 
 from .analysis import CURVES, NEAR, Runs, format_ratio, judged, ratio_of
-from .arms import ARMS, CONSTANT, COSINE, WATCHING, Arm
+from .arms import ARMS, CONSTANT, COSINE, QUARTER, WATCHING, Arm
 
 _OTHERS = {"cosine": "#CC79A7", "schedule-free": "#009E73", "Lookahead": "#E69F00"}
 NAMES = {CONSTANT.name: "θ = 0 (EMA)", "θ = +0.25": "θ = +0.25 (BELAY)"}
@@ -63,7 +65,9 @@ def _curves(runs: Runs, about: Record) -> Plate:
         "alone; at the others, the loss of their first seed for tuning.",
         "Right: the learning rate times the largest eigenvalue of the Hessian in the units of Adam's steps, after the "
         "last step. Dotted lines are the limits that the theorem on inner momentum gives each θ on a quadratic; θ's "
-        f"floor is {theta_floor(0.9, about['rate']):.2f} here.",
+        f"floor is {theta_floor(0.9, about['rate']):.2f} here. A saddle, whose largest eigenvalue is negative, has no "
+        "point.",
+        *_at_largest(runs),
         *_words(about),
     )
     caption = (
@@ -89,15 +93,27 @@ def _draw_curve(ax: Any, runs: Runs, arm: Arm) -> None:
             points.append((lr, mean, *reach))
     if points:
         x, y, low, high = zip(*points, strict=True)
-        ax.errorbar(x, y, (low, high), color=colour(arm), marker="o", markersize=3, label=title(arm.name), capsize=2)
+        line = "--" if arm is QUARTER else "-"  # its colour is near that of θ = −0.5
+        ax.errorbar(
+            x,
+            y,
+            (low, high),
+            color=colour(arm),
+            linestyle=line,
+            marker="o",
+            markersize=3,
+            label=title(arm.name),
+            capsize=2,
+        )
 
 
 def _draw_tuning(ax: Any, runs: Runs, arm: Arm) -> None:
     """Draw the loss of the first seed for tuning over the rate, on the text for judging."""
+    label = None if any(r["arm"] == arm.name for r in runs.judging) else f"{title(arm.name)}, tuning"
     found = [r for r in runs.tuning if r["arm"] == arm.name and r["fresh"] is not None]
     first = sorted((r["lr"], r["fresh"]) for r in found if r["seed"] == min(r["seed"] for r in found))
     if first:
-        ax.plot(*zip(*first, strict=True), color=colour(arm), linestyle=":", linewidth=1)
+        ax.plot(*zip(*first, strict=True), color=colour(arm), linestyle=":", linewidth=1, label=label)
 
 
 def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
@@ -112,8 +128,21 @@ def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
             limit = stable_range(centred(theta=arm.theta, rate=rate).coupling(1, 1.0), arm.beta1)
             ax.axhline(limit, color=colour(arm), linestyle=":", linewidth=1)
     ax.set(yscale="log", ylabel="x = rate × curvature")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0, 7.0)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=7)
+
+
+def _at_largest(runs: Runs) -> tuple[str, ...]:
+    """Return what each curve ends at, which may be far above the figure."""
+    lr, words = runs.lrs[-1], []
+    for arm in CURVES:
+        losses = [*runs.losses(arm.name, lr).values()]
+        lost = sum(loss is None for loss in losses)
+        if losses:
+            words.append(f"{title(arm.name)} {_mean(losses)}" + (f" ({lost} of {len(losses)} lost)" if lost else ""))
+    return (f"At {lr:g}, the mean losses are: {listed(words)}.",) if words else ()
 
 
 def _range_words(runs: Runs) -> str:
@@ -174,7 +203,9 @@ def _hypotheses(runs: Runs) -> Plate:
 
 def _words(about: Record) -> tuple[str, ...]:
     size = about["bytes"]
+    unfinished = () if about["complete"] else ("The study is not complete: some arms lack runs.",)
     return (
+        *unfinished,
         f"A GPT over bytes, {about['layers']} layers of {about['width']}, context {about['context']}, batch "
         f"{about['batch']}, {about['steps']:,} steps, the first {about['warmup']} of them warm-up, AdamW, gradients "
         "clipped at 1.",

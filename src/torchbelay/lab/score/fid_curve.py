@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from torchbelay.belay.files import replacing
+from torchbelay.lab.deadline import Deadline
 from torchbelay.lab.part import Record, Tick
 from torchbelay.lab.records import rounded
 
@@ -73,10 +74,15 @@ def run_pieces(
     tick: Tick,
     reference: FidReference | None,
     cached: Cached,
+    deadline: Deadline,
     *,
     anew: bool = False,
-) -> list[Record]:
-    """Train a group and measure its FIDs; pieces that are in the cache are read from it, unless `anew` removes them."""
+) -> tuple[float, list[Record]]:
+    """Train a group and measure its FIDs; return how long all pieces took, and their records.
+
+    Pieces that are in the cache are read from it, unless `anew` removes them. Without time for the next FID,
+    OutOfTimeError is raised: what is finished is in the cache.
+    """
     training = cached("training")
     if anew:
         for name in ("training", *map(_name, pieces(group))):
@@ -86,23 +92,26 @@ def run_pieces(
     if before is None or not all(kept.path(*piece).exists() for piece in _missing(group, cached)):
         begin = time.perf_counter()
         found = list(_train(group, images, device, mode, tick, kept))
-        training.write(found, time.perf_counter() - begin)
+        took = time.perf_counter() - begin
+        training.write(found, took)
     else:
-        found = before[1]
+        took, found = before
         tick(len(group.lanes) * group.steps)
     sampler: ImageSampler | None = None
     for piece in pieces(group):
         done = cached(_name(piece))
         if (read := done.read()) is None:
-            sampler = sampler or ImageSampler(group.objective, device, mode)
+            deadline.check()
             begin = time.perf_counter()
+            sampler = sampler or ImageSampler(group.objective, device, mode)
             lines = list(_measure(group, piece, kept, sampler, reference))
-            done.write(lines, time.perf_counter() - begin)
-        else:
-            lines = read[1]
-        found += lines
+            read = time.perf_counter() - begin, lines
+            done.write(lines, read[0])
+            deadline.spent(read[0])
+        took += read[0]
+        found += read[1]
     shutil.rmtree(kept.folder, ignore_errors=True)  # the pieces have all that is needed
-    return found
+    return took, found
 
 
 def _name(piece: tuple[int, int, str]) -> str:

@@ -130,7 +130,9 @@ def measured_share(here: dict[int, float], there: dict[int, float], predicted: S
     if found is None:
         return f"no share, because the reference has no penalty at every seed; {expected}"
     verdict = "agrees" if agrees(found, predicted) else "disagrees"
-    return f"{found[0]:.2f} of it is left ({found[1]:.2f} to {found[2]:.2f}); {expected}: {verdict}"
+    mean, low, high = (f"{value:.2f}".replace("-", "−") for value in found)
+    gain = ", a gain" if found[2] < 0 else ""
+    return f"{mean} of the cost is left ({low} to {high}){gain}; {expected}: {verdict}"
 
 
 def _table(records: Sequence[Record]) -> Plate:
@@ -145,6 +147,7 @@ def _table(records: Sequence[Record]) -> Plate:
         share = MISSING if cell == REFERENCE else measured_share(reference, penalties(losses), predicted[cell])
         rows.append((_place(cell), *means, size, share))
     columns = ("", "EMA", "θ = −0.5", "θ = −0.5 ÷ EMA", "share of the penalty")
+    table = Table(columns, tuple(rows), prose=columns[-1:])
     run = select(records, "run", study=NAME)[0]
     notes = (
         f"EDM on a part of CIFAR-10, {run['steps']:,} steps of Adam at {run['lr']:g} on batches of {run['batch']}.",
@@ -155,7 +158,7 @@ def _table(records: Sequence[Record]) -> Plate:
         "Test loss of the average, with and without Adam's momentum β1, at two averaging rates c. "
         f"At {_place(REFERENCE)} θ = −0.5 has {rows[0][3]} times EMA's loss."
     )
-    return Plate("penalty-table", "What θ = −0.5 costs", caption, Table(columns, tuple(rows)), notes)
+    return Plate("penalty-table", "What θ = −0.5 costs", caption, table, notes)
 
 
 def _mean(losses: Sequence[float | None]) -> str:

@@ -171,15 +171,15 @@ class StudyRun:
             self.tick(len(each.lanes) * each.steps)
             return before
         self.deadline.check()
-        begin = time.perf_counter()
+        given = each, self.images, self.device, mode, self.tick, reference
         if each.fid_points:
-            given = each, self.images, self.device, mode, self.tick, reference, cached.piece
-            found = run_pieces(*given, anew=self.settings.anew)
+            took, found = run_pieces(*given, cached.piece, self.deadline, anew=self.settings.anew)
         else:
-            found = list(self.resources.run_group(each, self.images, self.device, mode, self.tick, reference))
-        took = time.perf_counter() - begin
+            begin = time.perf_counter()
+            found = list(self.resources.run_group(*given))
+            took = time.perf_counter() - begin
+            self.deadline.spent(took)
         cached.write(found, took)
-        self.deadline.spent(took)
         return took, found
 
     def _fid_reference(self, each: Group) -> FidReference | None:
