@@ -38,9 +38,9 @@ def measure_curvatures(
             has one mask. Take a large batch: the curvature of a small one is larger.
         optimizer: an Adam or AdamW that has stepped: its steps are those of SGD on D^(-1/2)·H·D^(-1/2), D = √v + eps,
             with the second moment v. The curvatures are those of this matrix, in units of 1/(its learning rate).
-        products: the number of Hessian-vector products. Each takes about as long as two gradients, and keeps a vector
-            as large as the weights. A dozen find the largest curvature; small ones, which matter if there is little
-            noise, take more.
+        products: the number of Hessian-vector products. Each takes 2 to 3 times as long as a gradient, and keeps a
+            vector as large as the weights. A dozen find the largest curvature; small ones, which matter if there is
+            little noise, take more.
         seed: of the random direction that the search begins with.
         progress: called as `progress(done, products)` after each product.
 
