@@ -344,3 +344,21 @@ def test_easgd_whose_learning_rate_grew_too_large_is_stopped_before_any_weight_m
     with pytest.raises(ValueError, match=r"rho=10\.0 at lr=0\.2"):
         train(model, optimizer, 1)
     assert same(snapshot(model, belay), before)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_method_that_returns_no_coupling_at_a_later_step_is_named_and_nothing_has_moved(every: int) -> None:
+    class Ending:
+        def coupling(self, step: int, lr: float) -> Any:
+            return tb.Coupling(0.0, 0.1, 1.0, 0.1) if step < 3 else None
+
+    model, optimizer, belay = attached(Ending(), every=every)
+    train(model, optimizer, 2)
+    if every == 2:
+        train(model, optimizer, 1, first=2)  # it is asked at the next one
+    weights, average, step = values(model), belay.average_state_dict(), belay.step
+    with pytest.raises(TypeError, match=r"Ending.*\.coupling\(3, .*\) returned None, not a Coupling"):
+        train(model, optimizer, 1, first=3)
+    assert same(values(model), weights)
+    assert same(belay.average_state_dict(), average)
+    assert belay.step == step

@@ -91,11 +91,21 @@ def varies(method: Method) -> str:
 def compounded(method: Method, age: int, lr: float, every: int) -> Coupling:
     """Return the coupling of step `age`, or of the last `every` steps as one."""
     if every > 1 and varies(method) == "never":
-        return method.coupling(age, lr).compound(every)
-    total = method.coupling(age - every + 1, lr)
+        return _asked(method, age, lr).compound(every)
+    total = _asked(method, age - every + 1, lr)
     for step in range(age - every + 2, age + 1):
-        total = total.then(method.coupling(step, lr))
+        total = total.then(_asked(method, step, lr))
     return total
+
+
+def _asked(method: Method, step: int, lr: float) -> Coupling:
+    """Return what a method says of a step; one that was right at its first step may not be at a later one."""
+    found: object = method.coupling(step, lr)
+    if not isinstance(found, Coupling):
+        raise TypeError(
+            f"{method!r}.coupling({step}, {lr}) returned {found!r}, not a Coupling; return one at every step"
+        )
+    return found
 
 
 def regime(method: Method) -> str:
