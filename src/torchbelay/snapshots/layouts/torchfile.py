@@ -163,8 +163,11 @@ class _Files(Output):
         whole = load(file)
         state, _ = find_state(whole, key, str(file))
         _give_memory(state, _tensors(whole), apart)
-        with skip_data():
-            torch.save(whole, path)
+        try:
+            with skip_data():
+                torch.save(whole, path)
+        except RuntimeError as problem:  # torch does not say what the system said
+            raise OSError(f"{path} could not be written: {problem}; is there room on the disk?") from problem
         reserve(path, path.stat().st_size)
         with set_default_mmap_options(mmap.MAP_SHARED):
             made = load(path)
