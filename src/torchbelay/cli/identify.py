@@ -1,18 +1,15 @@
 """`torchbelay identify`: what somebody's averaging code really does, as a paragraph or as JSON."""
 
 import argparse
-import difflib
-import importlib
 import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import asdict
-from functools import reduce
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .function import load_function
 from .parser import add_verb, steps
 
 if TYPE_CHECKING:
@@ -55,9 +52,12 @@ def run(args: argparse.Namespace) -> int:
     """Print a paragraph, and a line for each problem; or one JSON object."""
     from torchbelay.testing import identify
 
+    use = "takes a model and returns (update, read)"
     try:
-        found = identify(_load(args.factory), steps=args.steps, every=args.every)
-    except (_UsageError, ValueError, TypeError) as error:
+        with redirect_stdout(sys.stderr):  # what the code prints must not get into the JSON
+            factory = load_function(args.factory, form="MODULE:FACTORY", example="train:averaging", use=use)
+            found = identify(factory, steps=args.steps, every=args.every)
+    except (ValueError, TypeError) as error:
         args.parser.error(str(error))
     if args.json:
         print(json.dumps(asdict(found), indent=2, allow_nan=False))
@@ -66,45 +66,3 @@ def run(args: argparse.Namespace) -> int:
     if found.reason is not None:
         return 3
     return 1 if found.problems else 0
-
-
-class _UsageError(Exception):
-    """The argument does not name a function; the message has the cure."""
-
-
-def _load(target: str) -> Callable[..., Any]:
-    """Import the function that MODULE:FACTORY names; the current folder comes first, as for `python -m`."""
-    name, colon, attribute = target.partition(":")
-    if name.endswith(".py"):
-        raise _UsageError(
-            f"{target!r} names a file; give the module: {Path(name).stem}:{attribute or 'FACTORY'}, from its folder"
-        )
-    if not (name and colon and attribute):
-        raise _UsageError(f"{target!r} is not MODULE:FACTORY; give a module and a function in it, as train:averaging")
-    if "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
-            raise _UsageError(
-                f"there is no module {missing.name!r}; call this from its folder, or put that on PYTHONPATH"
-            ) from None
-        raise _UsageError(f"the module {name!r} needs {missing.name}, which is not installed") from None
-    except (Exception, SystemExit) as error:
-        raise _UsageError(
-            f"the module {name!r} raised {type(error).__name__} on import: {error}; if it is a script, put what it "
-            "runs below: if __name__ == '__main__'"
-        ) from error
-    try:
-        factory = reduce(getattr, attribute.split("."), module)
-    except AttributeError:
-        near = difflib.get_close_matches(attribute, [n for n in dir(module) if callable(getattr(module, n))])
-        cure = f"did you mean {near[0]}?" if near else "give the name of a function in it"
-        raise _UsageError(f"the module {name!r} has no {attribute!r}; {cure}") from None
-    if not callable(factory):
-        raise _UsageError(
-            f"{target} is {type(factory).__name__}, not a function; name one that takes a model and returns "
-            "(update, read)"
-        )
-    return factory
