@@ -1,5 +1,6 @@
 """Record averages while they are trained: snapshots from which other averages can be made afterwards."""
 
+import gc
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -36,6 +38,9 @@ from .writer import (
 )
 
 MOST_WAITING = 1 << 30  # bytes of snapshots that wait in memory; two snapshots may wait, however large they are
+
+
+_recorders: "WeakSet[Recorder]" = WeakSet()  # of this process
 
 
 class Recorder:
@@ -94,7 +99,7 @@ class Recorder:
         self._source = Source(belay)
         self.names = self._chosen(averages)
         self.weights = bool(weights)
-        self.folder = Path(folder)
+        self.folder = Path(os.path.abspath(folder))  # where it is now, whatever the program's folder will be
         self._belay, self._background = belay, Background()
         slices = belay._parts.slices
         self._first = is_first_rank() if slices is None else slices.rank == 0
@@ -114,6 +119,7 @@ class Recorder:
             self._record(0, [None])
         for part in belay._parts.each:
             part.stepper.observers += (self._observe,)
+        _recorders.add(self)
 
     def _chosen(self, averages: Sequence[str] | None) -> tuple[str, ...]:
         known = self._source.parts.averages
@@ -143,6 +149,11 @@ class Recorder:
         """Refuse a folder that holds another run, before anything is written."""
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"folder={str(self.folder)!r} is a file; give a folder")
+        if self._belay.step == 0 and self._is_shared():
+            raise ValueError(
+                f"folder={str(self.folder)!r} is where a Recorder of another Belay writes, and each would remove the "
+                "other's snapshots; give each a folder of its own, or close() the other first"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         found = Folder(self.folder)
         tables = {(each.average, story.table) for each in found.snapshots for story in each.told.stories}
@@ -154,6 +165,12 @@ class Recorder:
                 "resume that run, load its state into the Belay before you make the Recorder; for a new run, give "
                 "another folder"
             )
+
+    def _is_shared(self) -> bool:
+        """Whether a Recorder of another Belay in this process writes to the same folder."""
+        gc.collect()  # one that was dropped is not in the way
+        others = [each for each in _recorders if each._open and each._belay is not self._belay]
+        return os.path.realpath(self.folder) in {os.path.realpath(each.folder) for each in others}
 
     def _begin_session(self, step: int) -> None:
         """Begin to record after a step that this or another process has come to."""
@@ -312,6 +329,8 @@ class Recorder:
             whole = self._source.began and not self._source.inside and not self._source.torn
             if record and whole and step > 0 and step not in self.recorded:
                 self._record(step)
+            elif record and self._source.inside and step not in self.recorded:
+                warn(f"close() inside averaged(): step {step}, the last one, is not recorded; leave the block first")
         finally:
             self._open = False
             for part in self._source.parts.each:
