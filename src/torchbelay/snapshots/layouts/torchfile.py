@@ -85,7 +85,11 @@ def load(file: Path) -> Any:
             f"{file} holds Python objects besides tensors, which may run code when they are read; save the state dict "
             f"alone: torch.save(model.state_dict(), path)"
         ) from problem
-    except (RuntimeError, EOFError) as problem:
+    except OSError as problem:
+        if problem.filename is not None:
+            raise
+        raise ValueError(f"{file} cannot be read ({problem}); it is damaged: write or copy it again") from problem
+    except (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as problem:
         raise ValueError(f"{file} is not a file of torch.save, or a damaged one; write or copy it again") from problem
 
 
