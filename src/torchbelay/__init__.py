@@ -12,6 +12,7 @@ from ._version import __version__ as __version__
 if TYPE_CHECKING:
     from . import optim, snapshots
     from .belay import Belay, load_average
+    from .curvature import measure_curvatures
     from .physics import methods, readouts, schedules
     from .physics.coupling import Coupling
     from .physics.method import Method
@@ -27,6 +28,7 @@ __all__ = [
     "Spring",
     "UnstableSpringWarning",
     "load_average",
+    "measure_curvatures",
     "methods",
     "optim",
     "readouts",
@@ -44,6 +46,7 @@ _OBJECTS = {
     "Spring": "torchbelay.physics.spring",
     "UnstableSpringWarning": "torchbelay.physics.warnings",
     "load_average": "torchbelay.belay",
+    "measure_curvatures": "torchbelay.curvature",
     "recommend": "torchbelay.physics.recommend",
 }
 _MODULES = {

@@ -81,8 +81,7 @@ WRONG = {
     "--out {t}/out --threads 0": "argument --threads: '0' is not a whole number of at least 1",
     "--out {t}/out --lower": "--lower is about --greedy; give both, or none",
     "--out {t}/out --log x": "--log is about --greedy; give both, or none",
-    "--out {t}/out --greedy nothing": "--greedy nothing: 'nothing' is not MODULE:FUNCTION; give a module and a "
-    "function in it, as my_evaluation:accuracy",
+    "--out {t}/out --greedy nothing": "--greedy nothing: give a module and a function, as in my_evaluation:accuracy",
     "--out {t}/out --greedy no_module_of_this_name:f": "there is no module 'no_module_of_this_name'; call this",
     "--out {t}/out --greedy math:nothing": "the module 'math' has no 'nothing'",
     "--out {t}/out --greedy math:pi": "math:pi is float, not a function; name one that takes a path and returns a",

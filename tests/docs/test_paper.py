@@ -278,7 +278,8 @@ def test_what_is_said_of_the_controls_follows_too() -> None:
         "H5": "holds",
     }, "rewrite what the page says of the study"
     cold, warm = warm_up.by_warm_up(kept_records.lines("warmup")).values()
-    assert cold.lost_count(warm_up.ZERO, 0.012) > warm.lost_count(warm_up.ZERO, 0.012) > 0
+    assert cold.lost_count(warm_up.ZERO, 0.012) > warm.lost_count(warm_up.ZERO, 0.012) == 1
+    assert cold.lost_count(warm_up.NEGATIVE, 0.036) == len(cold.losses(warm_up.NEGATIVE, 0.036))
     assert not any(each.lost_count(warm_up.NEGATIVE, 0.012) for each in (cold, warm))
     assert all(warm.compare(warm_up.NEGATIVE, warm_up.ZERO, lr).below for lr in (0.004, 0.012))
     cells = penalty.losses_by_cell(kept_records.lines("penalty"))

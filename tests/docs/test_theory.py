@@ -37,10 +37,12 @@ def test_its_figures_are_those_of_the_part() -> None:
 
 def test_its_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
     commands = re.findall(r"^torchbelay (recommend .*)$", PAGE, re.M)
-    assert len(commands) == 2
+    assert len(commands) == 3
     assert main([*commands[0].split(), "--json"]) == 0
     assert main(commands[1].split()) == 2  # there is no such run, and nothing else is wrong
     assert "cannot read runs/a/stats.jsonl" in capsys.readouterr().err
+    assert main(commands[2].split()) == 2
+    assert "there is no file 'train.py'" in capsys.readouterr().err
 
 
 def test_the_numbers_in_its_words() -> None:

@@ -4,6 +4,7 @@
 """
 
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def test_the_table_says_what_was_measured() -> None:
 @pytest.mark.thorough
 def test_the_page_can_be_followed_word_by_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])  # the command adds the folder of train.py
+    monkeypatch.setenv("COLUMNS", "80")
     with warnings.catch_warnings():
         warnings.simplefilter("error", tb.BelayWarning)
         guide.follow(PAGE, tmp_path, PATH.name)

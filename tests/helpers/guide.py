@@ -88,10 +88,11 @@ def run(command: str, folder: Path) -> str:
 def compare(printed: str, shown: str) -> None:
     """Compare an output with what the page shows: words and whole numbers exactly, other numbers to a few per cent.
 
-    A line "…" of the page stands for any lines.
+    "…" stands for the rest of a line, and a line "…" of the page for any lines.
     """
     found, wanted = printed.strip(), shown.strip()
-    pattern = "[^\n]*".join(re.escape(part) for part in _NUMBER.sub("\0", wanted).split("…"))
+    lines = re.split(r"^…$", _NUMBER.sub("\0", wanted), flags=re.M)
+    pattern = r"[\s\S]*".join("[^\n]*".join(re.escape(part) for part in line.split("…")) for line in lines)
     pattern = pattern.replace("\0", f"({_NUMBER.pattern})").replace("\\\x00", f"({_NUMBER.pattern})")
     match = re.fullmatch(pattern, found)
     assert match, f"the page shows\n{wanted}\nand this was printed\n{found}"

@@ -2,8 +2,8 @@
 
 A verb is a module with `add(commands)`, which declares its arguments, and `run(args)`, which returns the exit status. A
 mistake in the arguments ends in one line on stderr and exit status 2. `explain`, `explore` and `recommend` need the
-library alone, without torch, and `plan`, `identify`, `synthesize` and `merge` need torch too; the other verbs need the
-extra `lab`.
+library alone, without torch, and `plan`, `identify`, `synthesize`, `merge` and `recommend --probe` need torch too; the
+other verbs need the extra `lab`.
 """
 
 import errno

@@ -5,11 +5,13 @@ import json
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .function import load_function
+from .loading import LoadError, load_function
 from .parser import add_verb, steps
 
 if TYPE_CHECKING:
@@ -52,12 +54,10 @@ def run(args: argparse.Namespace) -> int:
     """Print a paragraph, and a line for each problem; or one JSON object."""
     from torchbelay.testing import identify
 
-    use = "takes a model and returns (update, read)"
     try:
         with redirect_stdout(sys.stderr):  # what the code prints must not get into the JSON
-            factory = load_function(args.factory, form="MODULE:FACTORY", example="train:averaging", use=use)
-            found = identify(factory, steps=args.steps, every=args.every)
-    except (ValueError, TypeError) as error:
+            found = identify(_load(args.factory), steps=args.steps, every=args.every)
+    except (LoadError, ValueError, TypeError) as error:
         args.parser.error(str(error))
     if args.json:
         print(json.dumps(asdict(found), indent=2, allow_nan=False))
@@ -66,3 +66,15 @@ def run(args: argparse.Namespace) -> int:
     if found.reason is not None:
         return 3
     return 1 if found.problems else 0
+
+
+def _load(target: str) -> Callable[..., Any]:
+    """Return the function that MODULE:FACTORY names."""
+    name, colon, attribute = target.partition(":")
+    if name.endswith(".py"):
+        raise LoadError(
+            f"{target!r} names a file; give the module: {Path(name).stem}:{attribute or 'FACTORY'}, from its folder"
+        )
+    if not (name and colon and attribute):
+        raise LoadError(f"{target!r} is not MODULE:FACTORY; give a module and a function in it, as train:averaging")
+    return load_function(target, "takes a model and returns (update, read)")

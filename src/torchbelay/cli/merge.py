@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .function import FunctionError, load_function
+from .loading import LoadError, load_function
 from .parser import Parser, add_verb, steps
 from .progress import Bar
 
@@ -116,10 +116,11 @@ def _soup(args: argparse.Namespace) -> int:
 
 def _function(args: argparse.Namespace) -> Callable[[Path], float]:
     """Return the function that --greedy names; modules of the current folder are found."""
-    use = "takes a path and returns a score"
+    if not all(args.greedy.rpartition(":")):
+        args.parser.error(f"--greedy {args.greedy}: give a module and a function, as in my_evaluation:accuracy")
     try:
-        found = load_function(args.greedy, form="MODULE:FUNCTION", example="my_evaluation:accuracy", use=use)
-    except FunctionError as problem:
+        found = load_function(args.greedy, "takes a path and returns a score")
+    except LoadError as problem:
         args.parser.error(f"--greedy {args.greedy}: {problem}")
 
     def evaluate(path: Path) -> float:

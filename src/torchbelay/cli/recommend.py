@@ -4,7 +4,10 @@ import argparse
 import json
 import math
 import shutil
+import sys
 import textwrap
+from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +15,12 @@ from torchbelay.physics import recommend_words
 from torchbelay.physics.recommend import Advice, Setting, recommend
 from torchbelay.physics.run_fit import fit_run
 
+from .loading import LoadError, load_function
 from .parser import add_verb, number, steps
 
 if TYPE_CHECKING:
+    from torchbelay.physics.spectrum import Spectrum
+
     from .parser import Commands
 
 _EXAMPLES = """\
@@ -23,9 +29,12 @@ examples:
   torchbelay recommend --steps 2000 --curvatures 200 20 2 0.2     SGD on a loss with these curvatures
   torchbelay recommend --steps 2000 --curvatures 200 20 2 0.2 --noise 4 --batch 32 --start 2.3
   torchbelay recommend --steps 1e5 --beta1 0.9 --from-run runs/a/stats.jsonl --decay 0.999
+  torchbelay recommend --steps 10000 --batch 256 --probe train.py:probe     measures the curvatures of your own model
 
 A line of the file of --from-run is a JSON object with step, lr, the loss of the weights (w1, or loss) and the loss of
-the average (w2); torchbelay train writes such files. The advice is exact for a quadratic with noisy gradients.
+the average (w2); torchbelay train writes such files. The function of --probe takes no arguments and returns (model,
+loss) for SGD, or (model, loss, optimizer) for an Adam that has stepped; loss() is the loss on a large fixed batch. The
+advice is exact for a quadratic with noisy gradients.
 """
 
 
@@ -47,6 +56,11 @@ def add(commands: "Commands") -> None:
     option = parser.add_argument_group("the loss (default: a typical spectrum)").add_argument
     option("--curvatures", type=number, nargs="+", metavar="H", help="eigenvalues of the loss's Hessian")
     option(
+        "--probe",
+        metavar="FILE.py:FUNCTION",
+        help="measure them on your model instead: a function of a file, or MODULE:FUNCTION, that returns (model, loss)",
+    )
+    option(
         "--noise", type=number, metavar="S", help="variance of one example's gradient over the curvature (default: 1)"
     )
     option("--batch", type=number, metavar="N", help="examples per step (default: 128)")
@@ -59,32 +73,82 @@ def add(commands: "Commands") -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the advice in words, or one JSON object."""
     try:
-        advice = _advice(args)
+        measured = _probe(args)
+        advice = _advice(args, measured)
         words = advice.explain()
-    except (ValueError, TypeError) as error:
+    except (LoadError, ValueError, TypeError) as error:
         args.parser.error(str(error))
     except ArithmeticError:
         args.parser.error("these numbers are too large or too small to compute with; use moderate ones")
     if args.json:
-        print(json.dumps(_facts(advice), indent=2, allow_nan=False))
+        print(json.dumps(_facts(advice, measured), indent=2, allow_nan=False))
         return 0
+    if measured is not None:
+        words = f"{measured.explain()}\n\n{words}"
     width = max(40, shutil.get_terminal_size().columns)
     print("\n\n".join(textwrap.fill(part, width) for part in words.split("\n\n")))
     return 0
 
 
-def _advice(args: argparse.Namespace) -> Advice:
+def _advice(args: argparse.Namespace, measured: "Spectrum | None") -> Advice:
     """Return the advice for the loss, or the run, that the arguments describe."""
-    given = {name: value for name in ("noise", "batch", "start") if (value := getattr(args, name)) is not None}
     if args.from_run is None:
         if args.decay is not None:
             raise ValueError("--decay is that of the run of --from-run; leave it out, or give --from-run")
-        return recommend(args.steps, curvatures=args.curvatures, beta1=args.beta1, lr=args.lr, **given)
-    extra = [*given, *(name for name in ("curvatures", "lr") if getattr(args, name) is not None)]
+        curvatures = measured or args.curvatures
+        return recommend(args.steps, curvatures=curvatures, beta1=args.beta1, lr=args.lr, **_given(args))
+    extra = [*_given(args), *(name for name in ("curvatures", "lr") if getattr(args, name) is not None)]
     if extra:
         raise ValueError(f"--from-run finds these by itself; leave out --{', --'.join(extra)}")
     found = fit_run(_read(args.from_run), decay=args.decay, beta1=args.beta1)
     return recommend(args.steps, curvatures=found.problem, beta1=args.beta1, near=found.lr, caveats=found.caveats)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the arguments say about the loss, apart from its curvatures."""
+    return {name: value for name in ("noise", "batch", "start") if (value := getattr(args, name)) is not None}
+
+
+def _probe(args: argparse.Namespace) -> "Spectrum | None":
+    """Return the curvatures of the model that --probe leads to; None without it."""
+    if args.probe is None:
+        return None
+    for name in ("curvatures", "from_run", "decay"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--probe measures the curvatures; leave out --{name.replace('_', '-')}")
+    # What is wrong with the other arguments shows before the work.
+    recommend(args.steps, curvatures=[1.0], beta1=args.beta1, lr=args.lr, **_given(args))
+    if not all(args.probe.rpartition(":")):
+        raise LoadError(f"{args.probe!r} is not FILE.py:FUNCTION; give a file and a function in it, as train.py:probe")
+    from torchbelay.curvature import measure_curvatures
+
+    try:
+        with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+            model, loss, optimizer = _made(load_function(args.probe, "returns (model, loss)")(), args.probe)
+            return measure_curvatures(model, loss, optimizer=optimizer, progress=_show)
+    except LoadError:
+        raise
+    except (Exception, SystemExit) as error:  # most likely of the user's own code
+        raise LoadError(f"{args.probe} failed with {type(error).__name__}: {error}") from error
+    finally:
+        _show(0, 0)
+
+
+def _made(value: Any, target: str) -> tuple[Any, Any, Any]:
+    """Return the model, the loss and the optimizer, if there is one, that the function of --probe returned."""
+    if isinstance(value, tuple | list) and len(value) in (2, 3):
+        model, loss, *rest = value
+        return model, loss, rest[0] if rest else None
+    raise LoadError(
+        f"{target} returned {type(value).__name__}; it must return (model, loss) or (model, loss, optimizer)"
+    )
+
+
+def _show(done: int, total: int) -> None:
+    """Show on a terminal how many products are made; with a total of 0, clear the line."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[KHessian-vector product {done} of {total}" if total else "\r\x1b[K")
+        sys.stderr.flush()
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -107,7 +171,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _facts(advice: Advice) -> dict[str, Any]:
+def _facts(advice: Advice, measured: "Spectrum | None") -> dict[str, Any]:
     """Return the advice under the names that --json prints."""
     others = {name: _setting(each) for name, each in advice.alternatives.items()}
     return {
@@ -116,6 +180,7 @@ def _facts(advice: Advice) -> dict[str, Any]:
         **_setting(advice.best),
         "theta_floor": advice.floor,
         "alternatives": others,
+        **({} if measured is None else {"probe": asdict(measured)}),
         "warnings": list(advice.warnings),
         "explanation": advice.explain(),
     }

@@ -16,6 +16,7 @@ from .inner_momentum import stable_range, theta_floor
 from .methods.centred import centred
 from .methods.schedule_free import schedule_free
 from .quadratics import Quadratic, Split, typical
+from .spectrum import Spectrum
 
 MOST = 10  # curvatures that the search looks at; more are merged
 CLEAR = 0.75  # θ stays above this share of the floor
@@ -92,7 +93,7 @@ class Advice:
 def recommend(
     steps: int,
     *,
-    curvatures: Sequence[float] | Quadratic | None = None,
+    curvatures: Sequence[float] | Spectrum | Quadratic | None = None,
     beta1: float = 0.0,
     noise: float = 1.0,
     batch: float = 128.0,
@@ -105,8 +106,8 @@ def recommend(
 
     Args:
         steps: the length of the run.
-        curvatures: the eigenvalues of the loss's Hessian, or a `Quadratic`. Left out, a typical spectrum stands for
-            them, and learning rates are in units of 1/(largest curvature).
+        curvatures: the eigenvalues of the loss's Hessian, what `measure_curvatures` has found, or a `Quadratic`. Left
+            out, a typical spectrum stands for them, and learning rates are in units of 1/(largest curvature).
         beta1: the optimizer's momentum, Adam's β1.
         noise: the variance of one example's gradient over the curvature; 1 for a log-likelihood near its minimum.
         batch: examples per step.
@@ -125,6 +126,10 @@ def recommend(
         problem = curvatures
     elif curvatures is None:
         problem = typical(start=start, noise=noise, batch=batch)
+    elif isinstance(curvatures, Spectrum):
+        many = curvatures.counts
+        problem = Quadratic.of(curvatures.curvatures, counts=many, start=start, noise=noise, batch=batch)
+        caveats = (*caveats, *curvatures.caveats)
     else:
         problem = Quadratic.of(curvatures, start=start, noise=noise, batch=batch)
     if start == 0 and not isinstance(curvatures, Quadratic):

@@ -7,7 +7,7 @@ FLOORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("physics/", "explorer/"), "what a method is: four numbers, no torch; a page to play with", ORANGE),
     (("ops/",), "how four numbers move tensors: CPU and GPU", ORANGE),
     (("belay/",), "which tensors move, and when: the class Belay", BLUE),
-    (("optim.py", "options.py", "snapshots/", "integrations/"), "what is built on Belay", BLUE),
+    (("optim.py", "options.py", "curvature/", "snapshots/", "integrations/"), "what is built on Belay", BLUE),
     (("testing/", "compat/"), "checks for your code, other libraries' classes", BLUE),
     (("lab/",), "the paper's experiments and their report", GREEN),
     (("cli/",), "the command torchbelay", GREEN),
