@@ -1,6 +1,5 @@
 """Record averages while they are trained: snapshots from which other averages can be made afterwards."""
 
-import gc
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,6 @@ from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -22,25 +20,14 @@ from torchbelay.belay.shard import is_first_rank
 from torchbelay.physics import arguments
 from torchbelay.physics.warnings import warn
 
+from .claims import claim, release
 from .content import CHANGED, GIVEN, Content, Source, text_of
 from .folder import Folder, Session, history_name, rest_name
 from .history import History
 from .spacing import Rhythm, Spacing
-from .writer import (
-    Background,
-    discard,
-    discard_leftovers,
-    new_group,
-    save_sharded,
-    write,
-    write_sharded,
-    write_tensors,
-)
+from .writer import Background, discard, discard_leftovers, new_group, save_sharded, write, write_sharded, write_tensors
 
 MOST_WAITING = 1 << 30  # bytes of snapshots that wait in memory; two snapshots may wait, however large they are
-
-
-_recorders: "WeakSet[Recorder]" = WeakSet()  # of this process
 
 
 class Recorder:
@@ -119,7 +106,6 @@ class Recorder:
             self._record(0, [None])
         for part in belay._parts.each:
             part.stepper.observers += (self._observe,)
-        _recorders.add(self)
 
     def _chosen(self, averages: Sequence[str] | None) -> tuple[str, ...]:
         known = self._source.parts.averages
@@ -149,11 +135,7 @@ class Recorder:
         """Refuse a folder that holds another run, before anything is written."""
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"folder={str(self.folder)!r} is a file; give a folder")
-        if self._belay.step == 0 and self._is_shared():
-            raise ValueError(
-                f"folder={str(self.folder)!r} is where a Recorder of another Belay writes, and each would remove the "
-                "other's snapshots; give each a folder of its own, or close() the other first"
-            )
+        claim(self, self.folder, self._belay, begins=self._belay.step == 0)
         self.folder.mkdir(parents=True, exist_ok=True)
         found = Folder(self.folder)
         tables = {(each.average, story.table) for each in found.snapshots for story in each.told.stories}
@@ -165,12 +147,6 @@ class Recorder:
                 "resume that run, load its state into the Belay before you make the Recorder; for a new run, give "
                 "another folder"
             )
-
-    def _is_shared(self) -> bool:
-        """Whether a Recorder of another Belay in this process writes to the same folder."""
-        gc.collect()  # one that was dropped is not in the way
-        others = [each for each in _recorders if each._open and each._belay is not self._belay]
-        return os.path.realpath(self.folder) in {os.path.realpath(each.folder) for each in others}
 
     def _begin_session(self, step: int) -> None:
         """Begin to record after a step that this or another process has come to."""
@@ -333,6 +309,7 @@ class Recorder:
                 warn(f"close() inside averaged(): step {step}, the last one, is not recorded; leave the block first")
         finally:
             self._open = False
+            release(self)
             for part in self._source.parts.each:
                 others = (each for each in part.stepper.observers if each != self._observe)
                 part.stepper.observers = tuple(others)
