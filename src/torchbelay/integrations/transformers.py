@@ -16,7 +16,7 @@ from weakref import WeakSet, ref
 
 import torch
 from accelerate.utils import DistributedType
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 
@@ -90,7 +90,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         self._belay: Belay | None = None
         self._follows: tuple[nn.Module, Optimizer] | None = None
         self._attached = False
-        self._entered: list[int] = []  # versions of the model's parameters since they hold the average
+        self._entered: list[int] = []  # versions of the parameters since they hold the average
 
     @property
     def belay(self) -> Belay:
@@ -159,12 +159,16 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         self._belay.reset()
         warn("the model was written to after train(): training goes on from what it holds, where the average begins")
 
+    def _held(self) -> list[Tensor]:
+        """Return the parameters that hold the average; FSDP2 may show others in their place."""
+        swap = None if self._belay is None else self._belay._parts.member.swap
+        return [] if swap is None else swap.parameters
+
     def _versions(self) -> list[int]:
-        return [] if self._follows is None else [p._version for p in self._follows[0].parameters()]
+        return [p._version for p in self._held()]
 
     def _holds_average_in(self, parameters: set[int]) -> bool:
-        swap = None if self._belay is None else self._belay._parts.member.swap
-        return swap is not None and any(id(p) in parameters for p in swap.parameters)
+        return any(id(p) in parameters for p in self._held())
 
     def _retire(self) -> None:
         """Leave the model as it is to the callback of another Trainer, which trains it from now on."""
@@ -177,8 +181,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
     def _keep_what_it_holds(self) -> None:
         """Let what the model holds in place of its weights be its weights."""
         assert self._follows is not None
-        model = self._follows[0]
-        held = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+        held = [(t, t.detach().clone()) for t in (*self._held(), *self._follows[0].buffers())]
         self.use_weights()
         for tensor, value in held:
             tensor.copy_(value)
