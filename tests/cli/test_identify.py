@@ -52,6 +52,11 @@ def squared(model):
     return update, lambda: shadow
 
 
+def chatty(model):
+    print("epoch 1")
+    return averaging(model)
+
+
 class Trainer:
     averaging = staticmethod(averaging)
 
@@ -129,6 +134,12 @@ def test_json_has_every_digit(run) -> None:
     assert got["problems"] == list(found.problems)
     assert got["buffers"] == {"treatment": "left out", "dtype": "", "error": ""}
     assert got.keys() == set(vars(found))
+
+
+def test_json_of_code_that_prints_is_json(run) -> None:
+    printed = run("identify train:chatty --steps 16 --json")
+    assert printed.json["problems"] == []
+    assert "epoch 1" in printed.err
 
 
 def test_json_of_code_that_does_not_run_is_json(run) -> None:

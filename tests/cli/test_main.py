@@ -49,6 +49,32 @@ def test_a_reader_that_stops_reading_is_no_error(monkeypatch, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line_and_status_2(monkeypatch, capsys) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(EXPLAIN) == 2
+    assert re.fullmatch(r"torchbelay: cannot write the output: [^\n]+; make room, [^\n]+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("line", [EXPLAIN, ["explain", "--k", "1"]])
+def test_a_process_without_stdout_and_stderr_ends_as_any_other(monkeypatch, line: list[str]) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(line) == (0 if line is EXPLAIN else 2)
+    for opened in (sys.stdout, sys.stderr):
+        assert opened.name == os.devnull
+        opened.close()
+
+
+def test_ctrl_c_in_a_verb_that_leaves_nothing_behind_is_one_line_and_status_130(run, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchbelay.cli.explain._setting", interrupted)
+    assert run(EXPLAIN) == (130, "", "torchbelay: stopped\n")
+
+
 def test_it_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "torchbelay.cli", "explain", "--decay", "0.75", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -82,8 +82,9 @@ WRONG = {
     "--out {t}/out --lower": "--lower is about --greedy; give both, or none",
     "--out {t}/out --log x": "--log is about --greedy; give both, or none",
     "--out {t}/out --greedy nothing": "--greedy nothing: give a module and a function, as in my_evaluation:accuracy",
-    "--out {t}/out --greedy no_module_of_this_name:f": "No module named 'no_module_of_this_name'; give a module that",
-    "--out {t}/out --greedy math:nothing": "has no attribute 'nothing'",
+    "--out {t}/out --greedy no_module_of_this_name:f": "there is no module 'no_module_of_this_name'; call this",
+    "--out {t}/out --greedy math:nothing": "the module 'math' has no 'nothing'",
+    "--out {t}/out --greedy math:pi": "math:pi is float, not a function; name one that takes a path and returns a",
     "--out {t}/out --greedy math:sqrt --weights linear": "--weights and --greedy exclude each other",
     "": "the following arguments are required: --out",
 }
@@ -195,6 +196,44 @@ def test_a_greedy_soup_by_a_function_of_the_current_folder(run, paths: list[str]
     assert printed.err.splitlines()[-1].endswith(
         f"--greedy soup_evaluation:broken failed for {paths[0]}: KeyError('key')"
     )
+
+
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(run, tmp_path: Path, ending: str) -> None:
+    resource = pytest.importorskip("resource")  # a limit on the size of files stands for the disk
+    state = {"w": torch.ones(10_000)}
+    path = tmp_path / f"0{ending}"
+    torch.save(state, path) if ending == ".pt" else save_file(state, path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        printed = run(["merge", str(path), "--out", str(tmp_path / f"out{ending}")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert printed.status == 2
+    assert re.match(r"torchbelay merge: .*(could not be written|File too large)", printed.err.splitlines()[-1])
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def f(:", "the module 'soup_script' raised SyntaxError on import"),
+        ("import sys; sys.exit('usage: soup')", "the module 'soup_script' raised SystemExit on import: usage: soup"),
+        ("import sys\ndef f(path): sys.exit('no data')", "failed for {path}: SystemExit('no data')"),
+    ],
+)
+def test_an_evaluation_that_is_a_broken_script_or_exits_ends_in_a_line_with_status_2(
+    run, paths: list[str], tmp_path: Path, monkeypatch, source: str, said: str
+) -> None:
+    (tmp_path / "soup_script.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "soup_script", raising=False)
+    printed = run(["merge", *paths, "--out", "out.safetensors", "--greedy", "soup_script:f"])
+    assert (printed.status, printed.out) == (2, "")
+    assert said.format(path=paths[0]) in printed.err.splitlines()[-1]
+    assert not (tmp_path / "out.safetensors").exists()
 
 
 def test_help_has_the_weights_and_examples(run) -> None:

@@ -65,6 +65,7 @@ def test_syncs_that_are_seldom_cost_less_per_step(run) -> None:
         ("plan --params 1e9 --ranks 2 --mode nonsense", "argument --mode: invalid choice: 'nonsense'"),
         ("plan --params 1e9 --ranks 2 --mode zero3 --bits 24", "--bits 24 is not for zero3"),
         ("plan --params 1e9 --ranks 2 --mode ddp --every 5", "--every 5 is for workers"),
+        ("plan --params 1e12 --ranks 2 --tensors 1e10", "--tensors 10000000000 is too large; give at most 100000"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(run, line: str, why: str) -> None:

@@ -95,6 +95,9 @@ def test_a_sweep_has_a_table_a_picture_and_a_file_per_target(folder: Path, tmp_p
         (["--target", "window(60)", "--picture", "profiles.jpg"], "does not end in .png"),
         (["--target", "window(60)", "--picture", "nowhere/profiles.png"], "there is no folder nowhere"),
         (["--target", "window(60)", "--out", "nowhere/avg.safetensors"], "there is no folder"),
+        (["--target", "window(60)", "--out", "avg.pt"], "give a name that ends in .safetensors"),
+        (["--target", "window(60)", "--out", "."], "--out='.' is a folder"),
+        (["--sweep", "window([])"], "'window([])' has a list without values"),
         (["--target", "window(60)", "--norm", "l1"], "invalid choice: 'l1'"),
         (["--sweep", "window([60, 500])", "--out", "all"], "asks for more steps than the 210"),
     ],
@@ -126,6 +129,20 @@ def test_what_exists_is_not_replaced_without_being_asked(folder: Path, tmp_path:
     assert out.read_text() == "mine"
     assert call(folder, "--target", "window(60)", "--out", out, "--overwrite") == 0
     assert out.stat().st_size > 100
+
+
+def test_a_snapshot_is_not_replaced_by_what_is_made_of_it(folder: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in ("000000020.average.average.safetensors", "000000000.weights.safetensors"):
+        for place in (folder / name, tmp_path / "link" / name):
+            assert call(folder, "--target", "window(60)", "--out", place, "--overwrite") == 2
+            assert "has the name of a snapshot among the others; give another name" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="has the name of a snapshot"):
+        synthesize(folder, "window(60)").save(folder / "000000020.average.average.safetensors")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert call(folder, "--target", "window(60)", "--out", folder / "mean.safetensors") == 0
+    (folder / "mean.safetensors").unlink()
 
 
 def test_ctrl_c_leaves_nothing_half_written(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:

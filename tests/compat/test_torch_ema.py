@@ -187,6 +187,8 @@ def test_to_moves_and_casts_everything_but_integers() -> None:
         ({"shadow_params": []}, "shadow_params has 0 tensors"),
         ({"shadow_params": (torch.zeros(2),)}, "list of tensors"),
         ({"collected_params": [1]}, "list of tensors"),
+        ({"shadow_params": [torch.zeros(1)]}, r"shadow_params\[0\] has the shape \(1,\), and the average \(2,\)"),
+        ({"collected_params": [torch.zeros(3)]}, r"collected_params\[0\] has the shape \(3,\)"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_before_anything_changes(change: dict, said: str) -> None:

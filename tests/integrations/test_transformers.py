@@ -393,6 +393,40 @@ def test_a_second_train_goes_on_from_the_weights_with_the_same_average(tmp_path:
     close(dict(belay.average_state_dict()), ema(first, run.observer.after))
 
 
+@pytest.mark.parametrize("method", [EMA, BELAY], ids=["ema", "belay"])
+def test_another_trainer_goes_on_with_the_average_that_the_first_has_left(tmp_path: Path, method: Any) -> None:
+    model = gpt2()
+    first = Run(tmp_path / "first", method, model=model, max_steps=2, eval_strategy="no").train()
+    left = weights(model)
+    second = Run(tmp_path / "second", method, model=model, max_steps=2, eval_strategy="no").train()
+    assert same(second.observer.before[0], left)
+    found = weights(model)
+    assert same(found, weights_in(second.belay.average_state_dict()))
+    if method is EMA:
+        close(found, ema(left, second.observer.after))
+    loss = second.trainer.evaluate()["eval_loss"]
+    assert first.trainer.evaluate()["eval_loss"] == loss  # the first has the model as it is
+    first.trainer.save_model(str(tmp_path / "saved"))
+    assert same(weights(GPT2LMHeadModel.from_pretrained(tmp_path / "saved")), found)
+    first.train()
+    assert same(first.observer.before[2], found)
+    assert first.belay.step == 2  # an average of its own
+
+
+def test_weights_that_were_loaded_after_train_are_those_that_are_trained_next(tmp_path: Path) -> None:
+    model = gpt2()
+    run = Run(tmp_path, model=model, max_steps=2, eval_strategy="no").train()
+    run.trainer.evaluate()
+    model.load_state_dict(gpt2(7).state_dict())
+    loaded = weights(model)
+    with pytest.warns(
+        UserWarning, match=r"the model was written to after train\(\): training goes on from what it holds"
+    ):
+        run.train()
+    assert same(run.observer.before[2], loaded)
+    close(weights(model), ema(loaded, run.observer.after[2:]))
+
+
 def test_a_model_of_model_init_has_an_average_of_its_own(tmp_path: Path) -> None:
     run = Run(tmp_path, model_init=lambda: gpt2(3), max_steps=3, eval_strategy="no").train()
     before, model = run.belay, run.trainer.model

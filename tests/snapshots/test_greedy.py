@@ -109,15 +109,22 @@ def test_what_cannot_be_merged_is_refused_before_the_first_evaluation(tmp_path: 
     torch.save({"v": torch.ones(1)}, tmp_path / "other.pt")
     (tmp_path / "log").write_text("hello\n")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\n half")
+    (tmp_path / "no line").write_bytes(b"my notes")
     judge = Judge(1.0)
     for given, out, log, message in (
         ([*paths, tmp_path / "other.pt"], "soup.pt", None, "not of one model"),
         ([*paths, paths[0]], "soup.pt", None, "a checkpoint is given twice"),
+        ([*paths, f"{tmp_path}/./1.pt"], "soup.pt", None, "a checkpoint is given twice"),
         (paths, "2.pt", None, "is or holds the checkpoint"),
         (paths, "soup.pt", tmp_path / "log", "has no score in line 1; give the log of a soup"),
         (paths, "soup.pt", tmp_path / "bytes", "has no score in line 1; give the log of a soup"),
+        (paths, "soup.pt", tmp_path / "no line", "has no score in line 1; give the log of a soup"),
+        (paths, "soup.pt", tmp_path / "soup.pt", "log=.* is also where the soup goes; give another file"),
+        (paths, "soup.pt", tmp_path / "none" / "log", "log=.*there is no folder .*; make it first"),
+        (paths, "soup.pt", tmp_path, "log=.* is a folder; give the name of a file in it"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, OSError), match=message):
             greedy(given, tmp_path / out, judge, log=log)
     assert judge.asked == []
     assert (tmp_path / "bytes").read_bytes() == b"\xff\xfe\n half"  # what is not a log is not touched
+    assert (tmp_path / "no line").read_bytes() == b"my notes"

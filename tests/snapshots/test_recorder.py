@@ -386,6 +386,40 @@ def test_two_recorders_of_one_belay_do_not_disturb_each_other(tmp_path: Path) ->
     assert Folder(tmp_path / "two").steps == [0, 3, 6, 8]
 
 
+def test_a_second_run_is_not_recorded_to_the_folder_of_one_that_goes_on(tmp_path: Path) -> None:
+    generator, critic = Walk(size=3), Walk(size=3, seed=1)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    made = generator.record(tmp_path / "run", every=5)
+    made.wait()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(ValueError, match=r"is where a Recorder of another Belay writes, .* or close\(\) the other"):
+        critic.record(tmp_path / "link", every=5)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    made.close()
+    critic.record(tmp_path / "run", every=5).close()  # as for a run that begins again before its first snapshot
+
+
+def test_snapshots_go_where_the_folder_was_when_the_program_goes_to_another(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = Walk(size=3)
+    with run.record(Path("run"), every=4):
+        run.steps(2)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        run.steps(5)
+    assert Folder(tmp_path / "run").steps == [0, 4, 7]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_last_step_that_cannot_be_recorded_is_told(tmp_path: Path) -> None:
+    run = Walk(size=3)
+    made = run.record(tmp_path, every=4)
+    run.steps(5)
+    with run.belay.averaged(), pytest.warns(tb.BelayWarning, match="step 5, the last one, is not recorded"):
+        made.close()
+    assert Folder(tmp_path).steps == [0, 4]
+
+
 def test_under_inference_mode_and_other_defaults_snapshots_are_the_same(tmp_path: Path) -> None:
     run = Walk(size=30)
     torch.set_default_dtype(torch.float16)

@@ -13,6 +13,7 @@ from torchbelay.physics.warnings import warn
 from .hooks import in_a_step
 from .parameters import Parameters
 from .shard import local
+from .team import Team
 
 Number = complex  # or a float
 
@@ -22,6 +23,7 @@ class Averaged(Protocol):
 
     parameters: Parameters
     began: bool
+    team: Team | None
 
 
 class _Numbers(NamedTuple):
@@ -69,6 +71,8 @@ class Unseen:
     def look_before_the_first(self, averages: Averaged) -> None:
         """Warn if the first step is to be taken from other weights than those at which the averages began."""
         if self._numbers is None or self._warned or self._expected or not averages.began:
+            return
+        if averages.team is not None:  # workers may begin at weights of their own
             return
         held = averages.parameters.all
         if any(map(is_capturing, {p.device for p in held})):  # the host cannot ask a device then

@@ -6,6 +6,7 @@ library alone, without torch, and `plan`, `identify`, `synthesize`, `merge` and 
 other verbs need the extra `lab`.
 """
 
+import errno
 import io
 import os
 import sys
@@ -32,18 +33,43 @@ _VERBS = (
 )  # as `torchbelay --help`
 
 
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # what writing to a file or a terminal may end with
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (by default that of the process) and return the exit status."""
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without α must not end the command
     try:
         status = _run(argv)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` for instance, is done; leave nothing for the interpreter to flush
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader, `head` for instance, is done
+        _discard_stdout()
         return 141  # 128 + SIGPIPE, as shells report it
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        sys.stderr.write(f"torchbelay: cannot write the output: {error.strerror}; make room, or send it elsewhere\n")
+        _discard_stdout()
+        return 2
+    except KeyboardInterrupt:  # verbs that leave something behind say what
+        sys.stderr.write("torchbelay: stopped\n")
+        return 130  # 128 + SIGINT, as shells report it
     return status
+
+
+def _open_streams() -> None:
+    """Give the process the streams that it was started without (`>&-`); Python has None in their place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
+
+
+def _discard_stdout() -> None:
+    """Leave nothing for the interpreter to flush, which would fail once more."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _run(argv: list[str] | None) -> int:

@@ -3,8 +3,10 @@
 import argparse
 import json
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     from torchbelay.testing import identify
 
     try:
-        found = identify(_load(args.factory), steps=args.steps, every=args.every)
+        with redirect_stdout(sys.stderr):  # what the code prints must not get into the JSON
+            found = identify(_load(args.factory), steps=args.steps, every=args.every)
     except (LoadError, ValueError, TypeError) as error:
         args.parser.error(str(error))
     if args.json:

@@ -1,14 +1,14 @@
 """`torchbelay merge`: write the weighted mean of checkpoints."""
 
 import argparse
-import importlib
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .loading import LoadError, load_function
 from .parser import Parser, add_verb, steps
 from .progress import Bar
 
@@ -116,20 +116,17 @@ def _soup(args: argparse.Namespace) -> int:
 
 def _function(args: argparse.Namespace) -> Callable[[Path], float]:
     """Return the function that --greedy names; modules of the current folder are found."""
-    module, colon, name = args.greedy.partition(":")
-    if not (module and colon and name):
+    if not all(args.greedy.rpartition(":")):
         args.parser.error(f"--greedy {args.greedy}: give a module and a function, as in my_evaluation:accuracy")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        found: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as problem:
-        args.parser.error(f"--greedy {args.greedy}: {problem}; give a module that can be imported and its function")
+        found = load_function(args.greedy, "takes a path and returns a score")
+    except LoadError as problem:
+        args.parser.error(f"--greedy {args.greedy}: {problem}")
 
     def evaluate(path: Path) -> float:
         try:
             return float(found(path))
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             traceback.print_exc()  # the mistake is in the user's code, of which one line says too little
             raise ValueError(f"--greedy {args.greedy} failed for {path}: {problem!r}") from problem
 

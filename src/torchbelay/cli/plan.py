@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MODES = ("ddp", "ddp-sharded", "fsdp2", "zero3", "workers")  # as in belay/cost.py, which imports torch
 _WHOLE = ("zero3", "workers")  # these keep whole float32 numbers
+_MOST_TENSORS = 100_000  # of which the costs take about a second; models have some thousands
 _EXAMPLES = """\
 examples:
   torchbelay plan --params 70e9 --ranks 1024                    all modes
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """Print a block of lines per mode, or one JSON object."""
     from torchbelay.belay.cost import MODES, cost_of
 
+    if args.tensors > _MOST_TENSORS:
+        args.parser.error(f"--tensors {args.tensors} is too large; give at most {_MOST_TENSORS}")
     if args.every > 1 and args.mode not in (None, "workers"):
         args.parser.error(f"--every {args.every} is for workers; other modes do not sync: leave it out")
     if args.bits == 24 and args.mode in _WHOLE:

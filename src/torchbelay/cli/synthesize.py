@@ -166,6 +166,9 @@ def _make(args: argparse.Namespace) -> int:
     found = synthesize_all(args.folder, targets, at=args.at, norm=args.norm, max_error=None)
     if args.target and not found[0].predicted_error <= args.max_error:
         raise ValueError(refusal(found[0], args.max_error).replace("max_error", "--max-error"))
+    for each, place in zip(found, places, strict=True):
+        if place is not None:
+            each.check_place(place)
     if args.sweep:
         rows = [("target", "predicted error", "condition number", "")]
         for name, each in zip(names, found, strict=True):
@@ -197,7 +200,7 @@ def _places(args: argparse.Namespace, names: Sequence[str]) -> list[Path | None]
             raise ValueError(f"--out {args.out} is a file, and --sweep writes several; give a folder")
         found = [args.out / f"{quote(name, safe=' (),=.')}.safetensors" for name in names]
     else:
-        found = [destination(args.out)]
+        found = [destination(args.out, argument="--out")]
     for path in found:
         if path.exists() and not args.overwrite:
             raise FileExistsError(f"{path} exists; give another --out, or --overwrite")

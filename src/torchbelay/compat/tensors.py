@@ -104,6 +104,16 @@ def check_list(name: str, given: Any) -> None:
         raise ValueError(f"{name} must be a list of tensors, not {type(given).__name__}; this is another kind of state")
 
 
+def check_shapes(name: str, given: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Refuse a list of the right length for another model, whose tensors torch would broadcast."""
+    for i, (g, e) in enumerate(zip(given, expected, strict=True)):
+        if g.shape != e.shape:
+            raise ValueError(
+                f"{name}[{i}] has the shape {tuple(g.shape)}, and the average {tuple(e.shape)}; load the state of an "
+                "average of these parameters"
+            )
+
+
 def check_decay(name: str, decay: float) -> float:
     """Return a decay; refuse one that is not between 0 and 1."""
     if not 0.0 <= decay <= 1.0:

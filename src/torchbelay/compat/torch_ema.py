@@ -141,6 +141,7 @@ class ExponentialMovingAverage:
                 continue
             tensors.check_list(name, given)
             tensors.check_count(name, len(given), expected, "load the state of an average of these parameters")
+            tensors.check_shapes(name, given, self.shadow_params)
         own = [ref() for ref in self._params_refs]
         like = [s if p is None else p for s, p in zip(shadow, own, strict=True)]
         self.decay, self.num_updates = decay, count

@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
+import torch
 from accelerate.utils import DistributedType
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 
@@ -72,7 +73,8 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
     `attach(trainer, method, ...)`, which makes it.
 
     The model holds the average from an evaluation until the next step, and, with `export`, after `train()`. The next
-    `train()` goes on from the weights. An exception in `train()` gives the model its weights back.
+    `train()` goes on from the weights; if the model was written to meanwhile, from what it holds. So does the `train()`
+    of another Trainer. An exception in `train()` gives the model its weights back.
     """
 
     def __init__(self, method: Method | Rule, *, export: bool = True, **options: Any) -> None:
@@ -88,6 +90,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         self._belay: Belay | None = None
         self._follows: tuple[nn.Module, Optimizer] | None = None
         self._attached = False
+        self._entered: list[int] = []  # versions of the parameters since they hold the average
 
     @property
     def belay(self) -> Belay:
@@ -118,6 +121,9 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         if self._belay is not None:  # that of another model, which `model_init` made for an earlier train()
             self.use_weights()
             self._belay.detach()
+        parameters = {id(p) for p in model.parameters()}
+        for other in [each for each in _finished if each is not self and each._holds_average_in(parameters)]:
+            other._retire()
         belay = Belay(model, optimizer, self._method, save_with_optimizer=True, **self._options)
         belay._parts.weights_ride = self._export
         assert isinstance(inner, Optimizer)
@@ -130,9 +136,12 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         This is no block of `averaged()`: such a block ends when nothing refers to it any more, and the model that a
         function returns after training would change.
         """
-        if self._belay is not None and (swap := self._belay._swap()) is not None:
+        if self._belay is None or self._follows is None:
+            return
+        if (swap := self._belay._swap()) is not None:
             with signals_held():
                 self._belay._parts.member.enter(swap)
+            self._entered = self._versions()
 
     def use_weights(self) -> None:
         """Let the model hold its weights."""
@@ -140,10 +149,47 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
             with signals_held():
                 self._belay._parts.member.leave()
 
+    def _continue(self) -> None:
+        """Let the model hold its weights, to train them; what was written to it after `train()` are its weights now."""
+        _finished.discard(self)
+        if self._belay is None or self._belay._parts.member.swap is None or self._entered == self._versions():
+            self.use_weights()
+            return
+        self._keep_what_it_holds()
+        self._belay.reset()
+        warn("the model was written to after train(): training goes on from what it holds, where the average begins")
+
+    def _held(self) -> list[Tensor]:
+        """Return the parameters that hold the average; FSDP2 may show others in their place."""
+        swap = None if self._belay is None else self._belay._parts.member.swap
+        return [] if swap is None else swap.parameters
+
+    def _versions(self) -> list[int]:
+        return [p._version for p in self._held()]
+
+    def _holds_average_in(self, parameters: set[int]) -> bool:
+        return any(id(p) in parameters for p in self._held())
+
+    def _retire(self) -> None:
+        """Leave the model as it is to the callback of another Trainer, which trains it from now on."""
+        self._keep_what_it_holds()
+        self.belay.detach()
+        self._follows = None  # another train() of this Trainer begins an average of its own
+        _finished.discard(self)
+
+    @torch.no_grad()
+    def _keep_what_it_holds(self) -> None:
+        """Let what the model holds in place of its weights be its weights."""
+        assert self._follows is not None
+        held = [(t, t.detach().clone()) for t in (*self._held(), *self._follows[0].buffers())]
+        self.use_weights()
+        for tensor, value in held:
+            tensor.copy_(value)
+
     @contextmanager
     def _exporting(self) -> Iterator[None]:
         """Let the model hold what is to be saved inside the block, and afterwards what it held before."""
-        if self._belay is None:
+        if self._belay is None or self._follows is None:
             yield
         elif self._export:
             with self._belay.averaged():
@@ -215,6 +261,10 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         """Let the trained model be the average."""
         if self._export:
             self.use_average()
+            _finished.add(self)
+
+
+_finished: WeakSet[BelayCallback] = WeakSet()  # whose models hold the average since their `train()`
 
 
 class _Averaging(Trainer):  # type: ignore[misc]  # Transformers has no types
@@ -223,7 +273,7 @@ class _Averaging(Trainer):  # type: ignore[misc]  # Transformers has no types
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train from the weights: the model may hold the average, and a checkpoint is loaded into it soon."""
         callback: BelayCallback = getattr(self, _CALLBACK)
-        callback.use_weights()
+        callback._continue()
         try:
             return super().train(*args, **kwargs)
         except BaseException:

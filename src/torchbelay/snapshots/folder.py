@@ -211,6 +211,14 @@ class Folder:
         found = (self.path / rest_name(sharded=sharded) for sharded in (False, True))
         return next((path for path in found if path.exists()), None)
 
+    def owns(self, path: str | os.PathLike[str]) -> bool:
+        """Whether a path leads to a file of this folder that a Recorder wrote, or will write."""
+        real = Path(os.path.realpath(path))
+        if real.parent != Path(os.path.realpath(self.path)):
+            return False
+        named = real.name in (rest_name(), rest_name(sharded=True))
+        return named or _SNAPSHOT.fullmatch(real.name) is not None or _HISTORY.fullmatch(real.name) is not None
+
     def couplings(self, table: str, born: int, stop: int) -> Tensor | None:
         """Return (a, b, p, q) of the steps born + 1 to stop of a table of the history; None if some are not known."""
         found: list[Tensor] = []

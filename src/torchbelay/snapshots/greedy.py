@@ -11,9 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchbelay.belay.files import destination
+
 from .merger import Merge, Merged, merge
 
 Members = tuple[str, ...]
+
+_BEGINNING = b'{"members": ['  # of every line of a log
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,12 @@ def greedy(
     (['1.pt', '2.pt'], 1.5)
     """
     names = [os.fspath(path) for path in paths]
-    if len({*names}) < len(names):
+    if len({*map(os.path.realpath, names)}) < len(names):
         raise ValueError("paths: a checkpoint is given twice; give each of them once")
     with Merge(names, key=key) as whole:  # refuse what cannot be merged, before the first evaluation
         whole.check(out, overwrite=overwrite)
+    if log is not None and os.path.realpath(log) == os.path.realpath(out):
+        raise ValueError(f"log={os.fspath(log)!r} is also where the soup goes; give another file")
     scores = _Scores(log)
 
     def score(members: Members) -> float:
@@ -100,18 +106,29 @@ class _Scores:
     def __init__(self, log: str | os.PathLike[str] | None) -> None:
         self.log = None if log is None else Path(log)
         self.known: dict[Members, float] = {}
-        if self.log is None or not self.log.exists():
+        if self.log is None:
             return
-        content = self.log.read_bytes()
-        complete = content[: content.rfind(b"\n") + 1]  # a killed process may have left half a line
-        for number, line in enumerate(complete.decode(errors="replace").splitlines(), 1):
+        if destination(self.log, argument="log").exists():
+            self._read(self.log)
+        with open(self.log, "ab"):  # refuse what cannot be written, before the first evaluation
+            pass
+
+    def _read(self, log: Path) -> None:
+        """Take over the scores of a log; cut off half a line, which a killed process may have left."""
+        content = log.read_bytes()
+        complete = content[: content.rfind(b"\n") + 1]
+        half = content[len(complete) :]
+        lines = complete.decode(errors="replace").splitlines()
+        for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
                 self.known[tuple(record["members"])] = float(record["score"])
             except (ValueError, KeyError, TypeError) as problem:
                 raise ValueError(f"log={str(log)!r} has no score in line {number}; give the log of a soup") from problem
-        if complete != content:
-            os.truncate(self.log, len(complete))  # never a moment without the scores, each of which took an evaluation
+        if not _BEGINNING.startswith(half[: len(_BEGINNING)]):  # another file, of which nothing must be lost
+            raise ValueError(f"log={str(log)!r} has no score in line {len(lines) + 1}; give the log of a soup")
+        if half:
+            os.truncate(log, len(complete))  # never a moment without the scores, each of which took an evaluation
 
     def add(self, members: Members, score: float) -> None:
         """Remember a score, on the disk too."""

@@ -20,20 +20,12 @@ from torchbelay.belay.shard import is_first_rank
 from torchbelay.physics import arguments
 from torchbelay.physics.warnings import warn
 
+from .claims import claim, release
 from .content import CHANGED, GIVEN, Content, Source, text_of
 from .folder import Folder, Session, history_name, rest_name
 from .history import History
 from .spacing import Rhythm, Spacing
-from .writer import (
-    Background,
-    discard,
-    discard_leftovers,
-    new_group,
-    save_sharded,
-    write,
-    write_sharded,
-    write_tensors,
-)
+from .writer import Background, discard, discard_leftovers, new_group, save_sharded, write, write_sharded, write_tensors
 
 MOST_WAITING = 1 << 30  # bytes of snapshots that wait in memory; two snapshots may wait, however large they are
 
@@ -94,7 +86,7 @@ class Recorder:
         self._source = Source(belay)
         self.names = self._chosen(averages)
         self.weights = bool(weights)
-        self.folder = Path(folder)
+        self.folder = Path(os.path.abspath(folder))  # where it is now, whatever the program's folder will be
         self._belay, self._background = belay, Background()
         slices = belay._parts.slices
         self._first = is_first_rank() if slices is None else slices.rank == 0
@@ -143,6 +135,7 @@ class Recorder:
         """Refuse a folder that holds another run, before anything is written."""
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"folder={str(self.folder)!r} is a file; give a folder")
+        claim(self, self.folder, self._belay, begins=self._belay.step == 0)
         self.folder.mkdir(parents=True, exist_ok=True)
         found = Folder(self.folder)
         tables = {(each.average, story.table) for each in found.snapshots for story in each.told.stories}
@@ -312,8 +305,11 @@ class Recorder:
             whole = self._source.began and not self._source.inside and not self._source.torn
             if record and whole and step > 0 and step not in self.recorded:
                 self._record(step)
+            elif record and self._source.inside and step not in self.recorded:
+                warn(f"close() inside averaged(): step {step}, the last one, is not recorded; leave the block first")
         finally:
             self._open = False
+            release(self)
             for part in self._source.parts.each:
                 others = (each for each in part.stepper.observers if each != self._observe)
                 part.stepper.observers = tuple(others)

@@ -17,6 +17,7 @@ from torchbelay.physics import arguments
 from .assembly import Assembly
 from .folder import Folder, Snapshot
 from .least_squares import Norm
+from .opening import TORCH_ENDINGS
 from .solution import Solution, Solver
 from .stream import Progress
 from .targets import Target, check, label
@@ -102,8 +103,19 @@ class Synthesis:
             "predicted_error": f"{self.predicted_error:.3g}",
             "torchbelay": __version__,
         }
+        self.check_place(path)
         with self.assembly() as assembly:
             assembly.write(Path(path), about, progress)
+
+    def check_place(self, path: str | os.PathLike[str]) -> None:
+        """Refuse a path at which `save` would overwrite a snapshot, or whose name says another kind of file."""
+        if self.folder.owns(path):
+            raise ValueError(f"path={os.fspath(path)!r} has the name of a snapshot among the others; give another name")
+        if os.fspath(path).endswith(TORCH_ENDINGS):
+            raise ValueError(
+                f"path={os.fspath(path)!r} has the name of a file of torch.save, and this is a safetensors file; "
+                "give a name that ends in .safetensors"
+            )
 
     def __str__(self) -> str:
         count = len(self.solutions[0].snapshots)

@@ -174,7 +174,10 @@ def parse_family(text: str) -> list[Target]:
     name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
     if not isinstance(call, ast.Call) or name not in _TARGETS:
         raise ValueError(f"{text!r} is not a call of a known target, as ema(half_life=2000); {_choices()}")
-    return [_call(_TARGETS[name], call, chosen) for chosen in itertools.product(*map(_values, _arguments(call)))]
+    found = [_call(_TARGETS[name], call, chosen) for chosen in itertools.product(*map(_values, _arguments(call)))]
+    if not found:
+        raise ValueError(f"{text!r} has a list without values, which tells no target; give one value or more")
+    return found
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:

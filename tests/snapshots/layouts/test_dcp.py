@@ -111,6 +111,25 @@ def test_a_folder_that_is_not_written_whole_is_refused(tmp_path: Path) -> None:
         output.close()
 
 
+@pytest.mark.parametrize("damage", ["data cut", "data gone", "metadata cut", "metadata empty"])
+def test_a_folder_that_a_killed_process_left_is_refused_with_the_cure(tmp_path: Path, damage: str) -> None:
+    dcp.save({"w": torch.ones(500), "b": torch.ones(5)}, checkpoint_id=tmp_path / "run")
+    (data,) = (tmp_path / "run").glob("*.distcp")
+    about = tmp_path / "run" / ".metadata"
+    if damage == "data gone":
+        data.unlink()
+    else:
+        file = data if damage == "data cut" else about
+        file.write_bytes(file.read_bytes()[: 0 if damage == "metadata empty" else 60])
+    said = {
+        "data cut": f"{data.name} has 60 bytes instead of",
+        "data gone": f"{data.name}, which .metadata names, does not exist",
+    }
+    expected = said.get(damage, r"\.metadata cannot be read") + ".*copy the folder again"
+    with pytest.raises(ValueError, match=expected):
+        open_checkpoint(tmp_path / "run")
+
+
 def test_reading_warns_of_nothing(tmp_path: Path) -> None:
     dcp.save({"model": {"w": torch.ones(3)}, "step": 1}, checkpoint_id=tmp_path / "a", no_dist=True)
     with warnings.catch_warnings():

@@ -1,5 +1,7 @@
 """Files of torch.save: what is found in them, what is refused, and what a file that is written like them keeps."""
 
+import random
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -188,3 +190,24 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         (tmp_path / "b.pt").write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"b\.pt is not a"):
             open_checkpoint(tmp_path / "b.pt")
+
+
+def test_a_file_with_wrong_bytes_is_refused_by_its_name_or_read(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3), "b": torch.ones(2, dtype=torch.int64)}, tmp_path / "a.pt")
+    whole = (tmp_path / "a.pt").read_bytes()
+    begin = whole.index(b"data.pkl") + len("data.pkl")
+    draw = random.Random(0)
+    said: list[str] = []
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(3):
+            damaged[draw.randrange(begin, begin + 300)] = draw.randrange(256)
+        (tmp_path / "b.pt").write_bytes(damaged)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                open_checkpoint(tmp_path / "b.pt").close()
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) > 100
+    assert all("b.pt" in each for each in said)

@@ -38,7 +38,7 @@ class DcpCheckpoint(Checkpoint):
         self.files = tuple(path.glob("*.distcp"))
         self.metadata: dict[str, str] = {}
         self.reader = FileSystemReader(path)
-        self.about = self.reader.read_metadata()
+        self.about = _metadata(path, self.reader)
         self.reader.set_up_storage_reader(self.about, is_coordinator=True)
         entries = self.about.state_dict_metadata
         planned = self.about.planner_data or {}
@@ -86,6 +86,25 @@ class DcpCheckpoint(Checkpoint):
     def close(self) -> None:
         """Close the file of this thread."""
         self.handles.close()
+
+
+def _metadata(folder: Path, reader: FileSystemReader) -> Metadata:
+    """Return what a folder says of itself; refuse one that was not written or copied whole."""
+    try:
+        found: Metadata = reader.read_metadata()
+    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError) as problem:
+        why = f"{type(problem).__name__}: {problem}"
+        raise ValueError(f"{folder / '.metadata'} cannot be read ({why}); write or copy the folder again") from problem
+    ends: dict[str, int] = {}
+    for stored in (found.storage_data or {}).values():
+        ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), stored.offset + stored.length)
+    for name, end in ends.items():
+        file = folder / name
+        if not file.is_file():
+            raise ValueError(f"{file}, which .metadata names, does not exist; write or copy the folder again")
+        if (size := file.stat().st_size) < end:
+            raise ValueError(f"{file} has {size:,} bytes instead of {end:,}; it is damaged: copy the folder again")
+    return found
 
 
 class _Place(NamedTuple):

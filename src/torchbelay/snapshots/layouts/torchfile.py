@@ -85,7 +85,11 @@ def load(file: Path) -> Any:
             f"{file} holds Python objects besides tensors, which may run code when they are read; save the state dict "
             f"alone: torch.save(model.state_dict(), path)"
         ) from problem
-    except (RuntimeError, EOFError) as problem:
+    except OSError as problem:
+        if problem.filename is not None:
+            raise
+        raise ValueError(f"{file} cannot be read ({problem}); it is damaged: write or copy it again") from problem
+    except (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as problem:
         raise ValueError(f"{file} is not a file of torch.save, or a damaged one; write or copy it again") from problem
 
 
@@ -163,8 +167,11 @@ class _Files(Output):
         whole = load(file)
         state, _ = find_state(whole, key, str(file))
         _give_memory(state, _tensors(whole), apart)
-        with skip_data():
-            torch.save(whole, path)
+        try:
+            with skip_data():
+                torch.save(whole, path)
+        except RuntimeError as problem:  # torch does not say what the system said
+            raise OSError(f"{path} could not be written: {problem}; is there room on the disk?") from problem
         reserve(path, path.stat().st_size)
         with set_default_mmap_options(mmap.MAP_SHARED):
             made = load(path)
