@@ -210,20 +210,22 @@ def test_tied_frozen_complex_and_empty_weights() -> None:
     assert same(other_belay.state_dict(), belay.state_dict())
 
 
-def test_parameters_that_came_later_resume_with_their_own_ages() -> None:
-    def made(seed: int, groups: int) -> tuple[nn.Sequential, torch.optim.Optimizer, tb.Belay]:
-        model = mlp(seed=seed)
-        parts = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.3}]
-        optimizer = torch.optim.SGD(parts[:groups], lr=0.1)
-        return model, optimizer, tb.Belay(model, optimizer, tb.methods.heavy_ball(0.9), save_with_optimizer=True)
+def in_groups(seed: int, groups: int) -> tuple[nn.Sequential, torch.optim.Optimizer, tb.Belay]:
+    """A model of two layers, of which the optimizer has as many as there are groups."""
+    model = mlp(seed=seed)
+    parts = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.3}]
+    optimizer = torch.optim.SGD(parts[:groups], lr=0.1)
+    return model, optimizer, tb.Belay(model, optimizer, tb.methods.heavy_ball(0.9), save_with_optimizer=True)
 
-    model, optimizer, belay = made(0, 1)
+
+def test_parameters_that_came_later_resume_with_their_own_ages() -> None:
+    model, optimizer, belay = in_groups(0, 1)
     train(model, optimizer, 3)
     optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.3})
     with pytest.warns(tb.BelayWarning, match="were added"):
         train(model, optimizer, 2, first=3)
     saved = through_a_file([model.state_dict(), optimizer.state_dict()])
-    other, other_optimizer, other_belay = made(5, 2)
+    other, other_optimizer, other_belay = in_groups(5, 2)
     other.load_state_dict(saved[0])
     other_optimizer.load_state_dict(saved[1])
     assert same(other_belay.state_dict(), belay.state_dict())
@@ -234,17 +236,11 @@ def test_parameters_that_came_later_resume_with_their_own_ages() -> None:
 
 
 def test_an_optimizer_that_is_saved_right_after_it_got_parameters_resumes() -> None:
-    def made(seed: int, groups: int) -> tuple[nn.Sequential, torch.optim.Optimizer, tb.Belay]:
-        model = mlp(seed=seed)
-        parts = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.3}]
-        optimizer = torch.optim.SGD(parts[:groups], lr=0.1)
-        return model, optimizer, tb.Belay(model, optimizer, tb.methods.heavy_ball(0.9), save_with_optimizer=True)
-
-    model, optimizer, belay = made(0, 1)
+    model, optimizer, belay = in_groups(0, 1)
     train(model, optimizer, 3)
     optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.3})
     saved = through_a_file([model.state_dict(), optimizer.state_dict()])
-    other, other_optimizer, other_belay = made(5, 2)
+    other, other_optimizer, other_belay = in_groups(5, 2)
     other.load_state_dict(saved[0])
     other_optimizer.load_state_dict(saved[1])
     with pytest.warns(tb.BelayWarning, match="were added"):
