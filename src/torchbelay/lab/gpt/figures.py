@@ -63,10 +63,10 @@ def _curves(runs: Runs, about: Record) -> Plate:
         f"Left: a line joins the means over seeds; bars are {CONFIDENCE:.0%} intervals of the mean's ratio to the best "
         "loss of all, and a rate at which a seed is lost has no point. Dotted: arms that are judged at their best rate "
         "alone; at the others, the loss of their first seed for tuning.",
-        "Right: the learning rate times the largest eigenvalue of the Hessian in the units of Adam's steps, after the "
-        "last step. Dotted lines are the limits that the theorem on inner momentum gives each θ on a quadratic; θ's "
-        f"floor is {theta_floor(0.9, about['rate']):.2f} here. A saddle, whose largest eigenvalue is negative, has no "
-        "point.",
+        "Right: the learning rate times the eigenvalue of largest size of the Hessian in the units of Adam's steps, by "
+        "power iteration after the last step of one run. If that eigenvalue is negative, there is no point. Dotted: "
+        "the limits that the theorem on inner momentum gives each θ on a quadratic; θ's floor is "
+        f"{theta_floor(0.9, about['rate']):.2f} here.",
         *_at_largest(runs),
         *_words(about),
     )
@@ -121,7 +121,7 @@ def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
         points = [
             (r["lr"], r["lr"] * r["sharpness"])
             for r in sorted(runs.tuning, key=lambda r: r["lr"])
-            if r["arm"] == arm.name and (r.get("sharpness") or 0) > 0  # a saddle has no limit
+            if r["arm"] == arm.name and (r.get("sharpness") or 0) > 0  # the limit is one of positive curvatures
         ]
         if points and arm.theta is not None:
             ax.plot(*zip(*points, strict=True), color=colour(arm), marker="o", markersize=3, label=title(arm.name))
