@@ -91,6 +91,15 @@ class ResidualUnits(nn.Module):
         return x
 
 
+def average_nearby(x: Tensor) -> Tensor:
+    """Return the mean over the 5 × 5 pixels around every pixel; pixels outside of the image are 0.
+
+    First columns, then rows. torch.compile writes a window of 5 as plain sums, but one of 25 as a reduction, which took
+    more than half of the sampler's time.
+    """
+    return F.avg_pool2d(F.avg_pool2d(x, (5, 1), stride=1, padding=(2, 0)), (1, 5), stride=1, padding=(0, 2))
+
+
 class ChainedPooling(nn.Module):
     """RefineNet's CRP: a sum of features pooled over growing regions."""
 
@@ -103,7 +112,7 @@ class ChainedPooling(nn.Module):
         x = F.elu(x)
         path = x
         for convolve in self.convs:
-            path = convolve(F.avg_pool2d(path, 5, stride=1, padding=2))
+            path = convolve(average_nearby(path))
             x = x + path
         return x
 
