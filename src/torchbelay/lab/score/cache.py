@@ -11,11 +11,25 @@ from torchbelay.lab.part import LabError, Record, Settings
 
 from .download import cache_folder
 
+# What a group's records depend on, besides the group itself. A caption or a figure may change without hours of runs.
+SOURCES = (
+    "data.py",
+    "experiment.py",
+    "fid.py",
+    "fid_curve.py",
+    "formats.py",
+    "models/",
+    "training/batches.py",
+    "training/learner.py",
+    "training/speed.py",
+    "training/validation.py",
+)
+
 
 @cache
 def code_digest() -> str:
-    """Return the digest of this package's own code: records of another version are not reused."""
-    return digest_sources(files(__package__))
+    """Return the digest of the code that runs depend on: records of another version are not reused."""
+    return digest_sources(files(__package__), SOURCES)
 
 
 def digest_sources(folder: Traversable, names: Collection[str] | None = None) -> str:
@@ -41,7 +55,7 @@ def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes
 class CachedRecords:
     """A cache file for some records; `key` is everything that they depend on besides the code.
 
-    `code` is the digest of the code that they depend on, by default that of all of this package.
+    `code` is the digest of the code that they depend on, by default that of this package's SOURCES.
     """
 
     def __init__(self, name: str, *key: object, code: str | None = None) -> None:
