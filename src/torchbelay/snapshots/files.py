@@ -15,6 +15,8 @@ from typing import IO, Any
 
 from torch import Tensor
 
+from torchbelay.belay import files
+
 if os.name != "nt":
     import fcntl
 
@@ -153,8 +155,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             _exchange(temporary, path)
         else:
             os.rename(temporary, path)
-        if os.name != "nt":
-            _fsync(path.parent, os.O_RDONLY)
+        files.sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # what is left of it, or what was at `path` before
         if lock is not None:
@@ -204,14 +205,5 @@ def sync(path: Path) -> None:
     """Wait until all files below a folder, and the folder itself, are on the disk."""
     for folder, _, names in os.walk(path):
         for name in names:
-            _fsync(Path(folder, name), os.O_RDWR)
-        if os.name != "nt":  # Windows cannot open a folder
-            _fsync(Path(folder), os.O_RDONLY)
-
-
-def _fsync(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            files.sync(Path(folder, name))
+        files.sync(Path(folder))
