@@ -22,18 +22,20 @@ def untouched(model: nn.Module, weights: list[Tensor]) -> Iterator[None]:
     parameters: list[Tensor] = [*model.parameters()]
     marks = [(p, p.grad, p.requires_grad) for p in parameters]
     values = [(p, p.detach().clone(), p._version) for p in weights]  # nn.Embedding(max_norm=...) writes to its own
-    hooks = [(p, p._backward_hooks) for p in weights]
+    hooks = [(p, own) for p in weights if (own := p._backward_hooks)]
     devices = sorted({p.get_device() for p in weights if p.is_cuda})
     with torch.random.fork_rng(devices):
         for p in parameters:
             p.grad = None  # a loss that calls backward() by itself adds to nothing
-        for p in weights:
+        for p, _ in hooks:
             p._backward_hooks = None
         try:
             yield
         finally:
             for p, gradient, trained in marks:
-                p.grad, p.requires_grad = gradient, trained
+                p.grad = gradient
+                if p.requires_grad != trained:
+                    p.requires_grad = trained
             for p, own in hooks:
                 p._backward_hooks = own
             for module, mode in modes:
