@@ -17,8 +17,7 @@ from torchbelay.lab.score.studies import Group
 from torchbelay.lab.score.training.learner import LearnerGroup
 from torchbelay.physics.identity import describe
 
-PARTS = ("mnist", "sign", "cifar10", "warmup", "penalty")
-PENDING = ("figure4",)  # planned, and not run so far
+PARTS = ("mnist", "figure4", "sign", "cifar10", "warmup", "penalty")
 ARMS = ("equal-memory EMA", "matched EMA", "BELAY")
 CPU = torch.device("cpu")
 
@@ -36,13 +35,6 @@ def test_without_a_gpu_the_packages_records_are_shown(name: str) -> None:
     assert origin["device"] == "NVIDIA H200"
     assert sum(ticks) == run.plan(name, Settings(), resources)[0]
     assert "the records that come with the package" in run.plan(name, Settings(), resources)[1]
-
-
-@pytest.mark.parametrize("name", PENDING)
-def test_a_part_that_was_not_run_says_so(name: str) -> None:
-    (origin,) = run.run(name, Settings(), lambda n: None, Resources(device=None))
-    assert origin["pending"] == "This part needs a GPU and has not been run yet."
-    assert (origin["committed"], origin["why"]) == (True, "There is no GPU here.")
 
 
 @pytest.mark.parametrize("present", [True, False])
@@ -305,7 +297,7 @@ def test_a_budget_too_small_for_the_spring_is_refused() -> None:
         run.plan("cifar10", Settings(budget="100img"), POSSIBLE)
 
 
-@pytest.mark.parametrize("name", PARTS + PENDING)
+@pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("options", [{}, {"quick": True}, {"budget": "200kimg"}, {"budget": "9m"}])
 def test_every_study_can_be_planned(name: str, options: dict[str, object]) -> None:
     units, line = run.plan(name, Settings(**options), POSSIBLE)  # type: ignore[arg-type]
