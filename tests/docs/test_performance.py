@@ -43,8 +43,8 @@ def added_bytes(name: str) -> float:
         f"averages {bandwidth(4):.2f}.",
         f"of which the allocator makes {added_bytes(BELAY):.2f}, and "
         f"{added_bytes('torch AdamW, then AveragedModel (EMA)'):.2f} for a plain copy",
-        f"beyond the {step('medium', REPORT.HOOKS, 'device', LATER) - step('medium', ALONE, 'device', LATER):.2f} ms of the "
-        "memory",
+        f"beyond the {step('medium', REPORT.HOOKS, 'device', LATER) - step('medium', ALONE, 'device', LATER):.2f} ms "
+        "of the memory",
     ],
 )
 def test_why_targets_are_missed_is_said_with_measured_numbers(sentence: str) -> None:
