@@ -162,17 +162,29 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.close(lock)
 
 
-def _lock(folder: Path) -> int | None:
-    """Lock a folder for as long as this process lives; return None if another process holds it, or on Windows."""
+def lock(folder: Path) -> int | None:
+    """Lock a folder until the handle is closed, or the process ends; raise BlockingIOError if another handle locks it.
+
+    Return None on Windows and on file systems without locks. No file is made, and a lock is seen on one host only.
+    """
     if os.name == "nt":
         return None
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as problem:
         os.close(handle)
+        if isinstance(problem, BlockingIOError):
+            raise
         return None
     return handle
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder; return None if it cannot be done, or another process has done it."""
+    with suppress(BlockingIOError):
+        return lock(folder)
+    return None
 
 
 def _remove_stale(path: Path) -> None:
