@@ -51,7 +51,16 @@ def partitioned(model: nn.Module) -> nn.Module:
 CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "no module": (lambda m, o: tb.Belay(3, o, EMA), TypeError, "model=int is not a torch.nn.Module"),
     "no optimizer": (lambda m, o: tb.Belay(m, "adam", EMA), TypeError, "optimizer=str .* before_step"),
-    "a number for a method": (lambda m, o: tb.Belay(m, o, 0.999), TypeError, "method=0.999 is neither"),
+    "a number for a method": (
+        lambda m, o: tb.Belay(m, o, 0.999),
+        TypeError,
+        r"method=0.999 is neither .*; give a method, as methods\.ema\(0\.999\)",
+    ),
+    "a decay beside the method": (
+        lambda m, o: tb.Belay(m, o, EMA, decay=0.9),
+        TypeError,
+        r"decay=0\.9 is not an option of Belay; choose from dtype, bits, .* given to the method",
+    ),
     "a class for a method": (
         lambda m, o: tb.Belay(m, o, tb.methods.lookahead),
         TypeError,

@@ -637,7 +637,7 @@ def test_an_optimizer_that_was_not_made_is_refused_by_its_position(tmp_path: Pat
         ({"method": EMA, "optimizer": "every"}, "optimizer='every' is no position"),
         ({"method": EMA, "log_every_n_steps": 0}, "log_every_n_steps"),
         ({"method": EMA, "every": 0}, "every"),
-        ({"method": EMA, "decay": 0.9}, "decay"),
+        ({"method": EMA, "decay": 0.9}, "decay=0.9 is not an option of Belay"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
