@@ -103,7 +103,11 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "a rule that returns none": (lambda m, o: tb.Belay(m, o, lambda n, p: 3), TypeError, r"no coupling\(step, lr\)"),
     "a method that returns a number": (lambda m, o: tb.Belay(m, o, NoCoupling()), TypeError, "not a Coupling"),
-    "nothing to average": (lambda m, o: tb.Belay(m, o, lambda n, p: None), ValueError, "nothing to average"),
+    "nothing to average": (
+        lambda m, o: tb.Belay(m, o, lambda n, p: EMA if n.startswith("encoder.") else None),
+        ValueError,
+        r"nothing to average for 'average': .* a method; the first names of parameters are '0.weight', '0.bias', '2",
+    ),
     "a frozen model": (
         lambda m, o: tb.Belay(copy.deepcopy(m).requires_grad_(False), None, EMA),
         ValueError,
