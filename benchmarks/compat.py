@@ -2,17 +2,23 @@
 
 Both average the same model, in turns, in one process. A time is the median of one update, until the device is done and
 until the host is free. Nothing is reported while the two disagree. On a GPU the device is busy before each update, as
-it is after a backward pass, so that a class that waits for it shows that in the host's time.
+it is after a backward pass, so that a class that waits for it shows that in the host's time. The numbers go to
+benchmarks/results/, from where `python benchmarks/report.py --no-figure` puts them into docs/performance.md.
 """
 
 import argparse
+import json
+import platform
 import statistics
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from averaging import versions
 from shapes import MODELS, Shapes
 from torch import nn
 from torch.optim import swa_utils as torchs
@@ -20,6 +26,8 @@ from torch.optim import swa_utils as torchs
 from torchbelay.compat import diffusers, swa_utils, torch_ema
 
 DECAY = 0.999
+RESULTS = Path(__file__).parent / "results"
+TIMED = {"cuda": ("unet", "small"), "cpu": ("laptop", "small", "unet")}
 Make = Callable[[nn.Module], Any]
 
 
@@ -146,26 +154,35 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--model", action="append", choices=list(MODELS), help="may be given several times")
-    parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"])
     parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write JSON here (default: a file in benchmarks/results)"
+    )
     given = parser.parse_args()
-    names = given.model or (["unet", "small"] if given.device == "cuda" else ["laptop"])
-    print(f"torch {torch.__version__}, {given.device}, {torch.get_num_threads()} threads; medians of {given.repeats}\n")
-    print("| class | model | dtype | theirs, ms | ours, ms | ratio | host: theirs, ms | host: ours, ms |")
-    print("|---|---|---|---|---|---|---|---|")
+    on_cpu = given.device == "cpu"
+    if on_cpu:
+        torch.set_num_threads(1)
+    result: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "device": platform.machine() if on_cpu else torch.cuda.get_device_name(),
+        "versions": versions(),
+        "repeats": given.repeats,
+        "rows": [],
+    }
     for case in cases():
         if not agree(case, given.device):
             raise SystemExit(f"{case.name}: the two disagree; nothing is reported")
-        for name in names:
-            for dtype in given.dtype or ["float32"]:
+        for name in TIMED[given.device]:
+            for dtype in ("float32", "bfloat16"):
                 times = compare(case, MODELS[name](), given.device, getattr(torch, dtype), given.repeats)
-                (mine_host, mine), (their_host, theirs) = times["ours"], times["theirs"]
-                print(
-                    f"| {case.name} | {name} | {dtype} | {theirs:.2f} | {mine:.2f} | {mine / theirs:.2f} "
-                    f"| {their_host:.2f} | {mine_host:.2f} |",
-                    flush=True,
-                )
+                row = {"class": case.name, "model": name, "dtype": dtype} | {
+                    who: dict(zip(("host", "done"), some, strict=True)) for who, some in times.items()
+                }
+                result["rows"].append(row)
+                ours, theirs = row["ours"]["done"], row["theirs"]["done"]
+                print(f"{case.name}, {name}, {dtype}: theirs {theirs:.2f} ms, ours {ours:.2f} ms", flush=True)
+    out = given.out or RESULTS / ("compat_cpu.json" if on_cpu else "compat.json")
+    out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -148,6 +148,42 @@ def ratios(result: dict[str, Any], part: str) -> str:
     return "\n".join(lines)
 
 
+def drop_ins(result: dict[str, Any]) -> str:
+    """Return the table of drop-ins on a GPU: milliseconds of one update, theirs and ours, and the ratio."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in result["rows"]:
+        cells = found.setdefault((row["class"], MODELS[row["model"]]), [])
+        cells += [f"{row['theirs']['done']:.2f}", f"{row['ours']['done']:.2f}", f"{drop_in_ratio(row):.2f}"]
+    types = dict.fromkeys(row["dtype"] for row in result["rows"])
+    heads = " | ".join(f"theirs, {dtype} | ours | ratio" for dtype in types)
+    lines = [f"| class, model | {heads} |", "|---|" + "---|---|---|" * len(types)]
+    lines += [f"| {', '.join(key)} | {' | '.join(cells)} |" for key, cells in found.items()]
+    return "\n".join([*lines, "", drop_in_run(result)])
+
+
+def drop_in_ratios(result: dict[str, Any]) -> str:
+    """Return the table of drop-ins on a CPU: the time of one update, ours divided by theirs."""
+    rows = result["rows"]
+    columns = [(dtype, model) for dtype in dict.fromkeys(row["dtype"] for row in rows)
+               for model in dict.fromkeys(row["model"] for row in rows)]  # fmt: skip
+    found = {(row["class"], row["dtype"], row["model"]): f"{drop_in_ratio(row):.2f}" for row in rows}
+    lines = [f"| ours ÷ theirs | {' | '.join(f'{dtype}, {MODELS[model]}' for dtype, model in columns)} |"]
+    lines.append("|---|" + "---|" * len(columns))
+    names = dict.fromkeys(row["class"] for row in rows)
+    lines += [f"| {name} | {' | '.join(found[name, *column] for column in columns)} |" for name in names]
+    return "\n".join([*lines, "", drop_in_run(result)])
+
+
+def drop_in_ratio(row: dict[str, Any]) -> float:
+    """Return the time of our update divided by that of theirs."""
+    return float(row["ours"]["done"] / row["theirs"]["done"])
+
+
+def drop_in_run(result: dict[str, Any]) -> str:
+    """Return where, when and with what the drop-ins were measured."""
+    return f"{place(result, 'torch', 'diffusers', 'torch-ema')}; medians of {result['repeats']}."
+
+
 def bars(result: dict[str, Any]) -> str:
     """Return the table of targets and results."""
     averages = dict.fromkeys(("wall", "device"), result["scaling"]["averages"]["4"])
@@ -216,7 +252,7 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
 
 def more_tables() -> dict[str, str]:
     """Return the parts that have result files of their own, by name."""
-    steps, whole, cpu = map(recorded, ("steps", "whole_step", "cpu"))
+    steps, whole, cpu, compat, compat_cpu = map(recorded, ("steps", "whole_step", "cpu", "compat", "compat_cpu"))
     found = {
         "choices": "No run is recorded yet." if steps is None else choices(steps),
         "whole-step": "No run is recorded yet." if whole is None else whole_step(whole),
@@ -226,6 +262,10 @@ def more_tables() -> dict[str, str]:
         found |= {"cost": times(steps, "step", "wall", COST_MODELS), "cost-run": run}
     if steps is not None and whole is not None:
         found["choice-bars"] = choice_bars(steps, whole)
+    if compat is not None:
+        found["drop-ins"] = drop_ins(compat)
+    if compat_cpu is not None:
+        found["drop-ins-cpu"] = drop_in_ratios(compat_cpu)
     if cpu is not None:
         packages = ("torch", "timm", "ema-pytorch", "torch-ema", "diffusers")
         run = f"{place(cpu, *packages)}; medians and quartiles of {cpu['rounds']} rounds."

@@ -64,6 +64,21 @@ def replaced(model: nn.Module) -> Tensor:
     return value
 
 
+def unfreezing(model: nn.Module) -> Tensor:
+    return backward(model.requires_grad_(True))  # weights that were frozen get gradients
+
+
+def freezing(model: nn.Module) -> Tensor:
+    model[0].requires_grad_(False)
+    return plain(model)
+
+
+def stepping(model: nn.Module) -> Tensor:
+    plain(model).backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    return plain(model)
+
+
 def failing(model: nn.Module) -> Tensor:
     plain(model.train(False).train())
     raise OSError("no such batch")
@@ -75,9 +90,10 @@ def failing_twice(model: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize(
     ("loss", "error"),
-    [(plain, None), (backward, None), (evaluation, None), (replaced, None), (failing, OSError),
-     (failing_twice, RuntimeError), (lambda model: plain(model).detach(), ValueError)],
-    ids=["plain", "backward", "evaluation", "a buffer replaced", "failing", "failing in derivatives", "no graph"],
+    [(plain, None), (backward, None), (evaluation, None), (replaced, None), (unfreezing, None), (freezing, None),
+     (failing, OSError), (failing_twice, RuntimeError), (lambda model: plain(model).detach(), ValueError)],
+    ids=["plain", "backward", "evaluation", "a buffer replaced", "unfreezing", "freezing", "failing",
+         "failing in derivatives", "no graph"],
 )  # fmt: skip
 def test_the_model_is_what_it_was(loss: Callable[..., Tensor], error: type[Exception] | None) -> None:
     model = network()
@@ -85,6 +101,68 @@ def test_the_model_is_what_it_was(loss: Callable[..., Tensor], error: type[Excep
     with nullcontext() if error is None else pytest.raises(error):
         measure_curvatures(model, lambda: loss(model), products=4)
     assert everything(model) == before
+
+
+def limited() -> nn.Module:
+    """An embedding whose forward shortens the rows that it reads."""
+    return nn.Sequential(nn.Embedding(5, 4, max_norm=0.1), nn.Tanh(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [(network, stepping), (limited, lambda model: F.cross_entropy(model(Y), Y))],
+    ids=["the loss takes a step", "an embedding with max_norm"],
+)
+def test_weights_that_the_loss_changes_are_what_they_were(
+    make: Callable[[], nn.Module], loss: Callable[..., Tensor]
+) -> None:
+    model, other = make(), make()
+    other.load_state_dict(model.state_dict())
+    loss(other)
+    assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    before = [p.detach().clone() for p in model.parameters()]
+    measure_curvatures(model, lambda: loss(model), products=4)
+    assert all(torch.equal(p, value) for p, value in zip(model.parameters(), before, strict=True))
+
+
+def test_weights_that_the_loss_freezes_are_not_measured() -> None:
+    def frozen() -> nn.Module:
+        model = network()
+        model[0].requires_grad_(False)
+        return model
+
+    model, expected = network(), frozen()
+    found = measure_curvatures(model, lambda: freezing(model))
+    assert found == measure_curvatures(expected, lambda: plain(expected))
+
+
+def test_hooks_on_gradients_do_not_act_and_are_kept() -> None:
+    model = network()
+    expected = measure_curvatures(model, lambda: plain(model))
+    called: list[str] = []
+    kept = [p.register_hook(lambda g: called.append("") or 3 * g) for p in model.parameters() if p.requires_grad]
+    state = torch.get_rng_state()
+    assert measure_curvatures(model, lambda: plain(model)) == expected
+    assert not called
+    torch.set_rng_state(state)
+    model.zero_grad()
+    plain(model).backward()
+    assert len(called) == len(kept)
+    tripled = model[5].weight.grad.clone()
+    for handle in kept:
+        handle.remove()
+    torch.set_rng_state(state)
+    model.zero_grad()
+    plain(model).backward()
+    assert torch.equal(tripled, 3 * model[5].weight.grad)
+
+
+def test_a_frozen_part_without_values_does_not_matter() -> None:
+    model = network()
+    expected = measure_curvatures(model, lambda: plain(model))
+    whole = nn.Module()
+    whole.used, whole.rest = model, nn.BatchNorm1d(3, device="meta").requires_grad_(False)
+    assert measure_curvatures(whole, lambda: plain(model)) == expected
 
 
 def test_an_interruption_leaves_the_model_as_it_was() -> None:
@@ -201,6 +279,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "recurrent": Recurrent,
     "checkpointed": lambda: Checkpointed(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
     "channels_last and BatchNorm": Images,
+    "rms_norm and an encoder": lambda: nn.Sequential(
+        nn.RMSNorm(4),
+        nn.Unflatten(0, (4, 8)),
+        nn.TransformerEncoderLayer(4, 1, 4, batch_first=True).eval(),
+        nn.Flatten(0, 1),
+        nn.Linear(4, 1),
+    ),
     "a parametrization": lambda: nn.utils.parametrize.register_parametrization(
         nn.Linear(4, 3), "weight", nn.Softplus()
     ),
@@ -268,6 +353,9 @@ def test_a_model_in_ddp_is_measured_without_it(group: None) -> None:
         measure_curvatures(model.module, lambda: plain(model.module))
         plain(model).backward()  # the ranks go on together
     assert model.module[1].num_batches_tracked == 2
+    whole = nn.Sequential(model, nn.Tanh())
+    with pytest.raises(ValueError, match=r"or a part of it is.*; measure model\.module"):
+        measure_curvatures(whole, lambda: plain(whole))
 
 
 def test_sharded_weights_are_refused(group: None) -> None:

@@ -196,3 +196,18 @@ def test_a_state_from_before_the_start_leaves_no_buffers_behind() -> None:
     train(model, optimizer, 4)
     belay.load_state_dict(early)
     assert same(belay.average_state_dict(), values(model))
+
+
+def test_buffers_without_values_are_left_alone() -> None:
+    """A frozen part on the meta device, as of a model that is loaded later."""
+    model = nn.Module()
+    model.net, model.rest = nn.Linear(4, 3), nn.BatchNorm1d(3, device="meta").requires_grad_(False)
+    optimizer = torch.optim.SGD(model.net.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.Spring.ema(decay=0.5))
+    before, rest = model.net.weight.detach().clone(), dict(model.rest.named_buffers())
+    model.net(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    with belay.averaged():
+        assert torch.allclose(model.net.weight, before - 0.05)
+    assert torch.allclose(model.net.weight, before - 0.1)
+    assert all(buffer is rest[name] and buffer.is_meta for name, buffer in model.rest.named_buffers())

@@ -479,10 +479,11 @@ def test_a_field_added_by_a_later_version_leaves_checkpoints_readable(through: A
     assert back.step == 2
 
 
-def test_a_sum_of_weights_beyond_2_to_the_63_resumes() -> None:
+@pytest.mark.parametrize("lr", [1e9, 1e200])
+def test_a_sum_of_weights_beyond_2_to_the_63_resumes(lr: float) -> None:
     method = tb.methods.schedule_free(0.9, r=6.0)
     model = mlp()
-    optimizer = Still(model.parameters(), lr=1e9)
+    optimizer = Still(model.parameters(), lr=lr)
     belay, (_, _, resumed) = tb.Belay(model, optimizer, method), attached(method)
     for _ in range(5):
         optimizer.step()

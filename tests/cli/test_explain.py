@@ -115,6 +115,13 @@ def test_everything_fits_the_terminal_and_no_word_is_lost(run, monkeypatch, colu
 # The centre-of-mass family, and the optimizer's momentum -------------------------------------------------------------
 
 
+@pytest.mark.parametrize("theta", ["-1e-1", "-.1", "-0.1"])
+def test_a_number_below_0_may_be_written_in_any_way(run, theta: str) -> None:
+    printed = run(f"explain --theta {theta} --rate 0.01 --json")
+    assert (printed.status, printed.err) == (0, "")
+    assert printed.out == run(f"explain --theta={theta} --rate 0.01 --json").out
+
+
 def test_a_spring_that_repels_is_given_by_theta_and_rate(run) -> None:
     printed = run("explain --theta -0.5 --rate 0.1 --curvature 4 --lr 0.1 --steps 10")
     assert (printed.status, printed.err) == (0, "")

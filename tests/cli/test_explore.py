@@ -1,5 +1,8 @@
 """`torchbelay explore`, through `main(argv)`: the file, the browser, errors and exit status."""
 
+import errno
+import os
+import threading
 import webbrowser
 from pathlib import Path
 
@@ -33,6 +36,44 @@ def test_a_page_from_before_is_replaced(run, opened: list[str], tmp_path: Path) 
     (tmp_path / "explorer.html").write_text("an older version")
     assert run("explore").status == 0
     assert (tmp_path / "explorer.html").read_text(encoding="utf-8") == explorer.page()
+
+
+def test_a_page_from_before_stays_if_the_new_one_cannot_be_written(
+    run, opened: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "explorer.html").write_text("an older version")
+
+    def until_the_disk_is_full(path: Path, text: str, **options: str) -> None:
+        path.write_bytes(text.encode()[:1000])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", until_the_disk_is_full)
+    printed = run("explore")
+    message = "cannot write explorer.html: No space left on device; choose another file with --output"
+    assert printed == (2, "", f"torchbelay explore: {message}\n")
+    assert (tmp_path / "explorer.html").read_text() == "an older version"
+    assert os.listdir(tmp_path) == ["explorer.html"]
+
+
+def test_a_symbolic_link_stays_and_its_file_is_replaced(run, opened: list[str], tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "page.html").write_text("an older version")
+    (tmp_path / "explorer.html").symlink_to("elsewhere/page.html")
+    assert run("explore").status == 0
+    assert (tmp_path / "explorer.html").is_symlink()
+    assert (tmp_path / "elsewhere" / "page.html").read_bytes() == explorer.page().encode()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
+def test_a_pipe_gets_the_page_and_stays_a_pipe(run, opened: list[str], tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    assert run("explore --no-open --output pipe").status == 0
+    assert pipe.is_fifo()
+    reader.join()
+    assert read == [explorer.page().encode()]
 
 
 @pytest.mark.parametrize("missing", ["false", "raises"])

@@ -44,6 +44,8 @@ def test_a_merge_is_written_and_described(run, paths: list[str], tmp_path: Path)
         ("1-sqrt", 1 * (1 / 3) ** 0.5 + 2 * ((2 / 3) ** 0.5 - (1 / 3) ** 0.5) + 6 * (1 - (2 / 3) ** 0.5)),
         ("ema:0.5", 3.75),
         ("0,0.5,0.5", 4.0),
+        ("-1,2,0", 3.0),
+        ("-.5,-5e-1,2", 10.5),
     ],
 )
 def test_weights_are_those_of_the_function(run, paths: list[str], tmp_path: Path, weights: str, value: float) -> None:

@@ -133,14 +133,16 @@ def test_json_has_what_was_measured(run) -> None:
         "products": 20,
         "optimizer": "SGD",
         "foreign": [],
+        "beta1": 0.0,
     }
     assert got["lr"] == tb.recommend(300, curvatures=found).lr
     assert "probe" not in run("recommend --steps 300 --curvatures 1 --json").json
 
 
 def test_an_adam_is_measured_in_its_own_units(run) -> None:
-    got = run("recommend --steps 300 --beta1 0.9 --probe inner/train.py:adam --json").json
-    assert got["probe"]["optimizer"] == "Adam"
+    got = run("recommend --steps 300 --probe inner/train.py:adam --json").json
+    assert (got["probe"]["optimizer"], got["beta1"]) == ("Adam", 0.9)
+    assert run("recommend --steps 300 --beta1 0.5 --probe inner/train.py:adam --json").json["beta1"] == 0.5
     assert got["probe"]["curvatures"][0] > 3 * expected().largest  # its steps are divided by small gradients
 
 

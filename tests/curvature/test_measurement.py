@@ -127,7 +127,41 @@ def test_adam_meets_the_curvatures_of_its_own_units(kind: Callable[..., torch.op
     exact = eigenvalues(s[:, None] * hessian(model, entropy) * s)
     found = measured(model, products=43, optimizer=optimizer)
     assert (found.largest, found.lowest) == pytest.approx((exact[0], exact[-1]), rel=1e-6)
-    assert found.optimizer == kind.__name__
+    assert (found.optimizer, found.beta1) == (kind.__name__, options.get("betas", (0.9, 0.999))[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_adam_of_16_bits_is_measured_with_its_own_moments(dtype: torch.dtype) -> None:
+    model = mlp().to(dtype)
+    optimizer = torch.optim.Adam(model.parameters(), eps=1e-4)
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(X.to(dtype)).float(), Y)
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    moments = torch.cat([optimizer.state[p]["exp_avg_sq"].double().reshape(-1) for p in model.parameters()])
+    s = ((moments / (1 - 0.999**3)).sqrt() + 1e-4).rsqrt()
+    found = measure_curvatures(model, loss, optimizer=optimizer)
+    exact = eigenvalues(s[:, None] * hessian(model.double(), entropy) * s)
+    assert found.largest == pytest.approx(exact[0], rel=0.02)
+
+
+def test_a_sparse_embedding_that_also_has_dense_gradients_is_measured() -> None:
+    class Tied(nn.Embedding):
+        def forward(self, i: Tensor) -> Tensor:
+            return F.linear(super().forward(i), self.weight)
+
+    def loss(call: Callable[..., Tensor]) -> Tensor:
+        return F.cross_entropy(call(Y), Y)
+
+    torch.manual_seed(0)
+    sparse = Tied(5, 2, sparse=True).double()
+    dense = Tied(5, 2).double()
+    dense.load_state_dict(sparse.state_dict())
+    assert measured(sparse, loss).largest == pytest.approx(eigenvalues(hessian(dense, loss))[0], rel=1e-9)
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
@@ -153,11 +187,38 @@ class Once(Kernel):
     backward = staticmethod(torch.autograd.function.once_differentiable(Kernel.backward))
 
 
+class OfTorch(Once):
+    """The same, in a module of torch, as what make_graphed_callables makes."""
+
+    __module__ = "torch.cuda.graphs"
+
+
 def through(operation: type[torch.autograd.Function]) -> Callable[..., Any]:
     return lambda model: measured(model, lambda net: F.cross_entropy(net[2](operation.apply(net[0](X))), Y))
 
 
+def inside_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return mlp()
+
+
+def skipped(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an Adam whose steps GradScaler has all skipped: it has a state, and its count is 0."""
+    optimizer = torch.optim.Adam(model.parameters())
+    for p in model.parameters():
+        optimizer.state[p] = {"step": torch.zeros(()), "exp_avg_sq": torch.zeros_like(p)}
+    return optimizer
+
+
+def backward(model: nn.Module) -> Tensor:
+    value = entropy(model)
+    value.backward()
+    return value
+
+
 OPTIMIZERS = {
+    "skipped": skipped,
+    "wrong": lambda model: "Adam",
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1.0),
     "Adam": lambda model: torch.optim.Adam(model.parameters()),
     "other": lambda model: torch.optim.Adam(mlp().parameters()),
@@ -205,9 +266,19 @@ REFUSED: tuple[tuple[Callable[[Any], Any], type[Exception], str], ...] = (
         RuntimeError,
         "cannot be differentiated twice: .*ctc_loss.*; use plain operations",
     ),
+    (losing(lambda m: OfTorch.apply(m(X)).mean()), ValueError, "the loss uses OfTorch"),
+    (losing(backward), ValueError, r"loss\(\) calls backward\(\) on what it returns.*leave backward\(\) out"),
+    (losing(lambda m: None), TypeError, r"loss\(\) returned a NoneType; return the loss itself"),
+    (losing(lambda m: m(X)[:0]), ValueError, r"loss\(\) returned torch\.float64 of shape \(0, 3\); return one number"),
+    (losing(lambda m: entropy(m) + 0j), ValueError, r"loss\(\) returned torch\.complex128 of shape \(\)"),
+    (lambda m: measured(nn.Identity()), ValueError, "model=Identity has no weight that requires gradients"),
+    (lambda m: measured(inside_inference_mode()), ValueError, r"'0\.weight' was made under torch\.inference_mode\(\)"),
+    (lambda m: measured(m, progress=3), TypeError, "progress=3 is not a function; give one of two arguments"),
     (through(Kernel), ValueError, "second derivatives of the loss are not symmetric.*; use plain operations"),
     (beside("SGD"), ValueError, r"optimizer=SGD has no second moment of the weight '0\.weight'; .*or none to"),
     (beside("Adam"), ValueError, "optimizer=Adam has no second moment .* give an Adam or AdamW that has stepped"),
+    (beside("skipped"), ValueError, "optimizer=Adam has no second moment .* that has stepped"),
+    (beside("wrong"), TypeError, r"optimizer=str is not a torch\.optim\.Optimizer; give the Adam that trains"),
     (beside("other"), ValueError, r"optimizer does not have the weight '0\.weight'; give the one that trains it"),
 )
 
@@ -248,6 +319,20 @@ def test_recommend_takes_what_was_measured() -> None:
     many = tb.physics.spectrum.Spectrum((4.0, 0.04), (1.0, 200.0), lowest=0.0, products=2)
     problem = Problem.of([4.0, 0.04], counts=[1.0, 200.0], noise=0.1, batch=8)
     assert tb.recommend(300, curvatures=many, noise=0.1, batch=8).problem == problem
+
+
+def test_the_momentum_is_that_of_the_adam_that_was_measured() -> None:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9))
+    entropy(model).backward()
+    optimizer.step()
+    found = measured(model, optimizer=optimizer)
+    by_itself, told, other = (
+        tb.recommend(300, curvatures=found, **beta) for beta in ({}, {"beta1": 0.8}, {"beta1": 0})
+    )
+    assert by_itself.beta1 == 0.8
+    assert by_itself == told != other
+    assert tb.recommend(300, curvatures=found.curvatures).beta1 == 0
 
 
 def test_a_loss_that_curves_downwards_is_warned_about() -> None:

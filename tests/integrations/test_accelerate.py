@@ -236,7 +236,32 @@ def test_states_are_neither_saved_nor_loaded_inside_averaged(tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match=r"accelerator.load_state\(\) inside averaged"):
             run.accelerator.load_state(tmp_path / "saved")
     assert same(run.everything(), before)
-    assert not list((tmp_path / "wrong").glob("*.safetensors"))
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_save_that_is_refused_removes_no_older_checkpoint(tmp_path: Path) -> None:
+    limited = accelerate.utils.ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True, total_limit=2)
+    run = Prepared(EMA, project_config=limited)
+    for step in range(2):
+        run.train([step]).accelerator.save_state()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with run.belay.averaged(), pytest.raises(RuntimeError, match=r"accelerator.save_state\(\) inside averaged"):
+        run.accelerator.save_state()
+    assert before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    run.accelerator.save_state()  # outside, the oldest one makes room for a new one
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint_1", "checkpoint_2"]
+
+
+@pytest.mark.parametrize("inside", ["first", "second"])
+def test_each_of_two_averages_keeps_states_from_being_saved(inside: str, tmp_path: Path) -> None:
+    run = Prepared(EMA)
+    second = attach(run.accelerator, run.model, run.optimizer, tb.methods.swa())
+    run.train(range(3))
+    belay = run.belay if inside == "first" else second
+    with belay.averaged(), pytest.raises(RuntimeError, match=r"accelerator.save_state\(\) inside averaged"):
+        run.accelerator.save_state(tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
 
 
 # What is refused ------------------------------------------------------------------------------------------------------

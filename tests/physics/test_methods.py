@@ -5,6 +5,7 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError, astuple
+from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
@@ -391,6 +392,37 @@ def test_schedule_free_does_not_average_before_the_learning_rate_rises() -> None
     method = methods.schedule_free(0.9)
     assert method.coupling(1, 0.0).b == 0
     assert method.coupling(2, 0.1).q == 1  # the first weight that counts
+
+
+EXTREME = {
+    "a power of the step beyond floats": (200, 2, [0.1] * 60),
+    "learning rates whose square is beyond floats": (0, 2, [1e200, 2e200, 1e200, 3e200]),
+    "learning rates whose power is below floats": (0, 100, [1e-5, 2e-5, 1e-5, 2.01e-5]),
+    "factors that make up for each other": (200, 100, [1e-8, 1e-8, 2e-8] * 20),
+    "a warm-up from below floats into their range": (0, 50, [1e-9, 1e-6, 1.01e-6, 1.02e-6, 1.02e-6]),
+    "a warm-up out of the range of floats": (0, 2, [0.0, 1e139, 2e139, 1e140, 1.5e140, 1e150, 1.1e150]),
+    "learning rates that do not count": (300, 0, [0.0] * 20),
+}
+
+
+@pytest.mark.parametrize(("r", "power", "rates"), EXTREME.values(), ids=EXTREME)
+def test_schedule_free_knows_shares_of_weights_that_no_float_holds(r: int, power: int, rates: list[float]) -> None:
+    method = methods.schedule_free(0.9, r=float(r), weight_lr_power=float(power))
+    largest, total = Fraction(0), Fraction(0)
+    for t, lr in enumerate(rates, 1):
+        largest = max(largest, Fraction(lr))
+        weight = Fraction(t) ** r * largest**power
+        total += weight
+        share = float(weight / total) if total else 0.0
+        assert method.coupling(t, lr).q == pytest.approx(share, rel=1e-12)
+        assert method.coupling(t, lr).q == pytest.approx(share, rel=1e-12)  # asked again for the same step
+
+
+def test_schedule_free_knows_such_shares_of_a_step_that_is_asked_for_alone() -> None:
+    shares = [Fraction(t) ** 200 for t in range(1, 61)]
+    alone = methods.schedule_free(0.9, r=200.0).coupling(60, 1e200)
+    assert alone.q == pytest.approx(float(shares[-1] / sum(shares)), rel=1e-12)
+    assert methods.schedule_free(0.9, r=200.0).coupling(60, 0.0).q == 0
 
 
 # Memory ----------------------------------------------------------------------------------------------------------

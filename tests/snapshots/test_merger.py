@@ -265,6 +265,8 @@ def wrong(folder: Path, case: str) -> tuple[dict[str, object], str]:
     (folder / "run").mkdir()
     shutil.copytree(paths[0], folder / "run", dirs_exist_ok=True)
     (folder / "run" / "checkpoint-3").mkdir()
+    (folder / "run" / "notes.txt").write_text("mine")
+    (folder / "run" / "optimizer.pt").write_text("of a run that is to go on")
     (folder / "file.safetensors").write_text("mine")
     file = save_safetensors(folder / "one", states(1)[0])
     torch_file = folder / "one.bin"
@@ -285,7 +287,7 @@ def wrong(folder: Path, case: str) -> tuple[dict[str, object], str]:
         ),
         "strangers": (
             {"out": folder / "run", "overwrite": True},
-            "also holds the folder 'checkpoint-3', which would be lost",
+            "also holds 'checkpoint-3', 'notes.txt', 'optimizer.pt', which would be lost; move",
         ),
         "file": (
             {"out": folder / "file.safetensors", "overwrite": True},
@@ -342,15 +344,51 @@ def test_too_little_room_is_said_before_the_work(tmp_path: Path, monkeypatch) ->
 def test_overwriting_replaces_a_checkpoint(tmp_path: Path) -> None:
     paths = [save_sharded(tmp_path / f"in{k}", state) for k, state in enumerate(states(2))]
     merge(paths, tmp_path / "out")
-    (tmp_path / "out" / "stale.txt").write_text("")
     merge(paths, tmp_path / "out", [0.1, 0.9], overwrite=True)
-    assert not (tmp_path / "out" / "stale.txt").exists()
     check(load(tmp_path / "out"), [load(path) for path in paths], [0.1, 0.9])
     file = save_safetensors(tmp_path / "x", states(1)[0])
     other = save_safetensors(tmp_path / "y", states(2)[1])
     merge([file, other], tmp_path / "z.safetensors")
     merge([file, other], tmp_path / "z.safetensors", [0.25, 0.75], overwrite=True)
     check(load(tmp_path / "z.safetensors"), [load(file), load(other)], [0.25, 0.75])
+
+
+@pytest.mark.parametrize("new", ["sharded", "bin", "dcp"])
+@pytest.mark.parametrize("old", ["sharded", "bin", "dcp"])
+def test_overwriting_leaves_nothing_of_a_checkpoint_of_another_layout(tmp_path: Path, old: str, new: str) -> None:
+    made = states(2)
+    SAVE[old](tmp_path / "out", made[0])
+    paths = [SAVE[new](tmp_path / f"in{k}", state) for k, state in enumerate(made)]
+    for path in paths:
+        (path / "config.json").write_text("{}")
+    merge(paths, tmp_path / "out", overwrite=True)
+    assert everything(tmp_path / "out").keys() == everything(paths[1]).keys()
+    check(load(tmp_path / "out"), made, [0.5, 0.5])
+
+
+def test_shards_whose_index_is_damaged_are_not_lost(tmp_path: Path) -> None:
+    paths = [save_sharded(tmp_path / f"in{k}", state) for k, state in enumerate(states(2))]
+    SAVE["bin"](tmp_path / "out", states(1)[0])
+    (tmp_path / "out" / "pytorch_model.bin.index.json").write_text("{")
+    before = everything(tmp_path)
+    with pytest.raises(FileExistsError, match=r"also holds 'pytorch_model-00001-of-00002.bin', .* would be lost"):
+        merge(paths, tmp_path / "out", overwrite=True)
+    assert everything(tmp_path) == before
+
+
+def test_a_file_beside_a_model_of_a_pipeline_is_not_lost(tmp_path: Path) -> None:
+    made = states(3)
+    paths = [tmp_path / name for name in ("one", "two", "out")]
+    for path, state in zip(paths, made, strict=True):
+        path.mkdir()
+        save_sharded(path / "unet", state)
+        (path / "model_index.json").write_text('{"unet": ["diffusers", "UNet2DModel"]}')
+    merge(paths[:2], paths[2], overwrite=True)
+    check(load(paths[2] / "unet"), made[:2], [0.5, 0.5])
+    (paths[2] / "unet" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"also holds 'unet/notes.txt', which would be lost"):
+        merge(paths[:2], paths[2], overwrite=True)
+    assert (paths[2] / "unet" / "notes.txt").read_text() == "mine"
 
 
 def test_an_empty_folder_may_be_there_already(tmp_path: Path) -> None:

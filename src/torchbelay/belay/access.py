@@ -16,6 +16,7 @@ from .live_module import make
 from .models import as_given
 from .options import Options, check_dtype
 from .parts import Parts
+from .readout import Reading
 from .signals import signals_held
 from .swap import Swap, overwrite
 from .teacher import check_teacher
@@ -217,10 +218,7 @@ class Access:
         average = self._average(name)
         if not self._is_spread():
             folders.destination(folder)
-        if self._parts.member.swap is None:
-            self._parts.follow_model()
-        reading = self._parts.reading(average, readout)
-        replaced = export.replacement(self._model, average, self._parts.member, reading)
+        replaced = export.replacement(self._model, average, self._parts.member, self._reading(average, readout))
         replaced = pretrained.gathered(self._model, replaced, self._parts.taking(full=True))
         if self._parts.is_first_rank():
             pretrained.save(self._model, folder, replaced, how)
@@ -231,10 +229,14 @@ class Access:
         self, name: str, readout: Readout | None, take: Callable[[Tensor], Any], dtype: torch.dtype | None = None
     ) -> dict[str, Any]:
         average = self._average(name)
+        reading = self._reading(average, readout)
+        return export.with_average(self._model, average, self._parts.member, take, reading, dtype)
+
+    def _reading(self, average: WholeAverage, readout: Readout | None) -> Reading | None:
+        """Return what a readout takes of an average, once the average is where the model is."""
         if self._parts.member.swap is None:
             self._parts.follow_model()
-        reading = self._parts.reading(average, readout)
-        return export.with_average(self._model, average, self._parts.member, take, reading, dtype)
+        return self._parts.reading(average, readout)
 
     def _is_spread(self) -> bool:
         """Whether ranks gather together: a path that one of them refused before would let the others wait."""

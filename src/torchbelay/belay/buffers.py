@@ -139,7 +139,7 @@ class BufferStep:
         moving: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
         copied: list[tuple[Tensor, Tensor]] = []
         for name, slot in self.slots.items():
-            buffer, own = _held(slot.holder, slot.key), self.average.buffers.get(name)
+            buffer, own = modules.held(slot.holder, slot.key), self.average.buffers.get(name)
             if buffer is None or own is None:
                 continue
             own = fitted(own, buffer, self.asked)
@@ -159,10 +159,3 @@ class BufferStep:
             arithmetic.overwrite_(own, buffer, keep)
         for (weight, *_), (own_ones, buffers) in moving.items():
             arithmetic.lerp_(own_ones, buffers, weight, keep)
-
-
-def _held(slots: Mapping[str, Tensor | None], key: str) -> Tensor | None:
-    try:
-        return slots[key]  # a scripted module's has no get()
-    except KeyError:
-        return None

@@ -23,7 +23,7 @@ from .live_buffers import renew_buffers
 from .live_snapshot import Snapshot
 from .models import Loose
 from .options import Options
-from .replica import Memo, Replica, Twin, held, replicated, without_graphs
+from .replica import Memo, Replica, Twin, pairs, replicated, without_graphs
 from .shard import is_sharded, local, reshard
 
 
@@ -119,11 +119,9 @@ class LiveModule:
         twins = self._renewed_twins()
         entries = {id(e.w1): e for e in self.average.entries.values()}
         binding = _Binding(self._origin.options.home)
-        for twin, made in twins:
-            for key, p in twin.model._parameters.items():
-                q = held(made._parameters, key)
-                if p is not None and q is not None and not is_lazy(p) and not is_lazy(q):
-                    binding.bind(twin.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
+        for twin, key, p, q in pairs(twins):
+            if not is_lazy(p) and not is_lazy(q):
+                binding.bind(twin.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
         writes = binding.carry_out(self._origin.regroup)
         if self._renews_buffers or first:
             written = renew_buffers(self._model, twins, self.average.buffers, own, binding.home)
@@ -144,12 +142,7 @@ class LiveModule:
         twins = self._replica.twins()
         if not twins or self._replica.is_current():
             return twins
-        known: Memo = {}
-        for twin, made in twins:
-            for key, p in twin.model._parameters.items():
-                q = held(made._parameters, key)
-                if p is not None and q is not None and not is_lazy(q):
-                    known[id(p)] = q
+        known: Memo = {id(p): q for _, _, p, q in pairs(twins) if not is_lazy(q)}
         try:
             self._replica.renew(_memo(self._origin) | known)
         except Exception as problem:

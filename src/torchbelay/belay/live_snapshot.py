@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torchbelay.ops import arithmetic
 
 from .average import WholeAverage
-from .replica import Twin, held
+from .modules import held
+from .replica import Twin, pairs
 from .shard import local
 
 _children, _parameters, _buffers = (attrgetter(name) for name in ("_modules", "_parameters", "_buffers"))
@@ -117,12 +118,9 @@ class _Row(NamedTuple):
 def _rows(twins: Sequence[tuple[Twin, nn.Module]], copied: set[int]) -> dict[int, list[_Row]]:
     """Return the parameters of the module, by the ids of those of the model."""
     found: dict[int, list[_Row]] = {}
-    for twin, made in twins:
-        for key, p in twin.model._parameters.items():
-            q = held(made._parameters, key)
-            if p is not None and q is not None:
-                row = _Row(twin.made, key, id(q), _address(q), _address(p), id(q) in copied)
-                found.setdefault(id(p), []).append(row)
+    for twin, key, p, q in pairs(twins):
+        row = _Row(twin.made, key, id(q), _address(q), _address(p), id(q) in copied)
+        found.setdefault(id(p), []).append(row)
     return found
 
 

@@ -106,6 +106,14 @@ class BufferSlot(NamedTuple):
     persistent: bool  # the module's own checkpoints hold it
 
 
+def held(slots: Any, key: str) -> Any:
+    """Return what a module has in one of its slots; None if there is no such slot."""
+    try:
+        return slots[key]  # a scripted module's has no get()
+    except KeyError:
+        return None
+
+
 def buffer_slots(root: nn.Module) -> list[BufferSlot]:
     """Return every slot of a buffer, also several of a buffer that modules share."""
     found: list[BufferSlot] = []

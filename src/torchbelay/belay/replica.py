@@ -7,6 +7,7 @@ costs nothing more.
 
 import copy
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -91,12 +92,13 @@ class Replica:
         return Twin(model, ref(made), [])
 
 
-def held(slots: Any, key: str) -> Any:
-    """Return what a module has in one of its slots; None if there is no such slot."""
-    try:
-        return slots[key]  # a scripted module's has no get()
-    except KeyError:
-        return None
+def pairs(twins: Iterable[tuple[Twin, nn.Module]]) -> Iterator[tuple[Twin, str, Tensor, Tensor]]:
+    """Yield each part with the keys of its parameters, the model's parameter and that of the module made from it."""
+    for twin, made in twins:
+        for key, p in twin.model._parameters.items():
+            q = modules.held(made._parameters, key)
+            if p is not None and q is not None:
+                yield twin, key, p, q
 
 
 def replicated(model: nn.Module, memo: Memo) -> nn.Module:

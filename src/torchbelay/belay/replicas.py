@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from torchbelay.ops import arithmetic
-from torchbelay.physics.identity import describe
-from torchbelay.physics.method import Method
+from torchbelay.physics.identity import describe_or_name
 
 from .average import Wanted
 from .options import Options
@@ -81,14 +80,6 @@ def methods(found: Found) -> dict[str, object]:
         for average, wanted in each.items():
             for name, _, method, _ in wanted:
                 if id(method) not in texts:
-                    texts[id(method)] = _text(method)
+                    texts[id(method)] = describe_or_name(method)
                 told.setdefault(average, {})[name] = texts[id(method)]
     return {f"the methods of {average!r}": some for average, some in told.items()}
-
-
-def _text(method: Method) -> str:
-    """Return a method as a text that is the same in every process."""
-    try:
-        return describe(method)
-    except ValueError:
-        return type(method).__qualname__

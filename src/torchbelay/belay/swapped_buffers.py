@@ -166,7 +166,7 @@ def _is_converted(old: Tensor, new: Tensor, changes: set[Change]) -> bool:
 def _differ(pairs: list[tuple[Tensor, Tensor, bool]]) -> list[bool]:
     """Whether each tensor differs from a value, in its own dtype and on its own device.
 
-    If their bits cannot be compared (sparse and quantised tensors), a tensor differs if it was touched.
+    If their bits cannot be compared (sparse, quantised and meta tensors), a tensor differs if it was touched.
     """
     found = [touched or tensor.shape != value.shape for tensor, value, touched in pairs]
     plain = [i for i, (t, value, _) in enumerate(pairs) if _has_bits(t) and _has_bits(value) and t.shape == value.shape]
@@ -178,4 +178,4 @@ def _differ(pairs: list[tuple[Tensor, Tensor, bool]]) -> list[bool]:
 
 
 def _has_bits(t: Tensor) -> bool:
-    return t.layout == torch.strided and not t.is_quantized
+    return t.layout == torch.strided and not t.is_quantized and not t.is_meta

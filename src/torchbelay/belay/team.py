@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
-from torchbelay.physics.identity import describe
+from torchbelay.physics.identity import describe_or_name
 from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn
 from torchbelay.physics.workers import gathering, share_of_each
@@ -128,7 +128,7 @@ def common_facts(
     numbered = [(i, each) for i, some in enumerate(wanted) for each in some]
     found = [each for _, each in numbered]
     team.check(model, found)
-    texts = {id(each.method): _text(each.method) for each in found}
+    texts = {id(each.method): describe_or_name(each.method) for each in found}
     return {
         "the number of workers": team.count,
         "options": options,
@@ -195,14 +195,6 @@ def check_method(method: Method, workers: int) -> None:
             f"a + b = {sync.rate:.4g}; they do if a + b = 1, p = 1 − a and q = b"
         )
     share_of_each(method, sync, workers)
-
-
-def _text(method: Method) -> str:
-    """Return a method as a text; one that a checkpoint cannot tell is known by its class."""
-    try:
-        return describe(method)
-    except ValueError:
-        return type(method).__qualname__
 
 
 def _checksum(t: Tensor) -> int:

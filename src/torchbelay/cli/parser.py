@@ -2,10 +2,11 @@
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
@@ -14,7 +15,12 @@ LARGEST_SEED = 2**32 - 1  # experiments derive several seeds from this one, and 
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are a single line."""
+    """An argument parser whose errors are a single line, and for which -1e-3 and -1,2 are values."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # As Python has it from 3.14 on. Before, -1 and -0.5 are values, but -1e-3 and -1,2 are taken for options.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
         """Print the message as one line and exit with status 2."""

@@ -50,7 +50,9 @@ def add(commands: "Commands") -> None:
     )
     option = parser.add_argument
     option("--steps", type=steps, metavar="T", required=True, help="length of the run")
-    option("--beta1", type=number, default=0.0, metavar="B", help="the optimizer's momentum, Adam's β1 (default: 0)")
+    option(
+        "--beta1", type=number, metavar="B", help="the optimizer's momentum, Adam's β1 (default: that of --probe, or 0)"
+    )
     option("--lr", type=number, help="the learning rate that is best for an EMA, if you know it: scales all rates")
     option("--json", action="store_true", help="one JSON object with every digit; infinity is the text inf")
     option = parser.add_argument_group("the loss (default: a typical spectrum)").add_argument
@@ -100,7 +102,7 @@ def _advice(args: argparse.Namespace, measured: "Spectrum | None") -> Advice:
     extra = [*_given(args), *(name for name in ("curvatures", "lr") if getattr(args, name) is not None)]
     if extra:
         raise ValueError(f"--from-run finds these by itself; leave out --{', --'.join(extra)}")
-    found = fit_run(_read(args.from_run), decay=args.decay, beta1=args.beta1)
+    found = fit_run(_read(args.from_run), decay=args.decay, beta1=args.beta1 or 0.0)
     return recommend(args.steps, curvatures=found.problem, beta1=args.beta1, near=found.lr, caveats=found.caveats)
 
 

@@ -32,6 +32,7 @@ def gradients_of(loss: Callable[[], Tensor], weights: Vector) -> tuple[Vector, V
     if not math.isfinite(value.item()):
         raise ValueError(f"loss() returned {value.item()}; the curvature needs a finite loss: begin at other weights")
     foreign = _foreign(value)
+    weights = [p for p in weights if p.requires_grad]  # the loss may have frozen some
     with _explained():
         found = torch.autograd.grad(value, weights, create_graph=True, allow_unused=True)
     pairs = [(p, g) for p, g in zip(weights, found, strict=True) if g is not None]
@@ -64,7 +65,7 @@ def _foreign(value: Tensor) -> tuple[str, ...]:
                 "the loss uses checkpoint(..., use_reentrant=True), which hides weights from second derivatives; give "
                 "use_reentrant=False"
             )
-        if kind is None or kind.__module__.startswith("torch."):
+        if kind is None:
             continue
         code = getattr(kind.backward, "__code__", None)  # its name stays what it is, whatever the wrapper is called
         if code is not None and code.co_qualname.startswith(once_differentiable.__name__):
@@ -72,7 +73,8 @@ def _foreign(value: Tensor) -> tuple[str, ...]:
                 f"the loss uses {kind.__name__}, which has no second derivative (once_differentiable); measure with "
                 "plain operations of torch in its place"
             )
-        names.add(kind.__name__)
+        if not kind.__module__.startswith("torch."):
+            names.add(kind.__name__)
     return tuple(sorted(names))
 
 
@@ -98,12 +100,13 @@ def scale_of(optimizer: torch.optim.Optimizer, p: Tensor, name: str) -> Tensor:
     if group is None:
         raise ValueError(f"optimizer does not have the weight {name!r}; give the one that trains it")
     state = optimizer.state.get(p, {})
-    if "exp_avg_sq" not in state or "betas" not in group:
+    steps = float(state.get("step", 0))  # 0 too if GradScaler has skipped all steps of a fused Adam
+    if "exp_avg_sq" not in state or "betas" not in group or not steps:
         raise ValueError(
             f"optimizer={type(optimizer).__name__} has no second moment of the weight {name!r}; give an Adam or AdamW "
             "that has stepped, or none to measure the curvatures that SGD meets"
         )
-    known = 1 - float(group["betas"][1]) ** float(state["step"])
+    known = 1 - float(group["betas"][1]) ** steps
     moment = state.get("max_exp_avg_sq", state["exp_avg_sq"]).to(p.device, precision(p)) / known
     scale: Tensor = (moment.sqrt() + float(group["eps"])).rsqrt()
     return scale
@@ -126,6 +129,11 @@ def _explained() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # NotImplementedError is one
+        if "backward through the graph a second time" in str(error):
+            raise ValueError(
+                "loss() calls backward() on what it returns, which frees what second derivatives need; return the loss "
+                "and leave backward() out"
+            ) from error
         raise RuntimeError(
             f"the loss cannot be differentiated twice: {error}; use plain operations of torch in the place of this one"
         ) from error

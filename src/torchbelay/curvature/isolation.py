@@ -13,22 +13,37 @@ from torchbelay.belay.swapped_buffers import Buffers
 
 @contextmanager
 def untouched(model: nn.Module, weights: list[Tensor]) -> Iterator[None]:
-    """Restore gradients, modes, buffers and random generators afterwards, whatever the loss has done to them."""
+    """Restore the trained weights, and all else that a model has, afterwards, whatever the loss has done to it.
+
+    Hooks on these weights do not act meanwhile: they change gradients, and the curvature is that of the loss.
+    """
     buffers = Buffers(model)
     modes = [(module, module.training) for module in model.modules()]
-    gradients = [(p, p.grad) for p in weights]
+    parameters: list[Tensor] = [*model.parameters()]
+    marks = [(p, p.grad, p.requires_grad) for p in parameters]
+    values = [(p, p.detach().clone(), p._version) for p in weights]  # nn.Embedding(max_norm=...) writes to its own
+    hooks = [(p, own) for p in weights if (own := p._backward_hooks)]
     devices = sorted({p.get_device() for p in weights if p.is_cuda})
     with torch.random.fork_rng(devices):
-        for p in weights:
+        for p in parameters:
             p.grad = None  # a loss that calls backward() by itself adds to nothing
+        for p, _ in hooks:
+            p._backward_hooks = None
         try:
             yield
         finally:
-            for p, gradient in gradients:
+            for p, gradient, trained in marks:
                 p.grad = gradient
+                if p.requires_grad != trained:
+                    p.requires_grad = trained
+            for p, own in hooks:
+                p._backward_hooks = own
             for module, mode in modes:
                 module.training = mode
             with torch.no_grad():
+                for p, value, version in values:
+                    if p._version != version and not torch.equal(p, value):
+                        p.copy_(value)
                 buffers.restore(set())
 
 

@@ -4,6 +4,9 @@ The repository has them in docs/explorer, as the site shows them; a wheel has th
 load a module from a folder on disk, so the script is written into the page, and with it the style.
 """
 
+import os
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
 NAME = "explorer.html"
@@ -22,7 +25,25 @@ def page() -> str:
 
 
 def write(path: Path) -> None:
-    """Write the page to a file."""
+    """Write the page to a file, as a whole or not at all; the file of a symbolic link is replaced, and the link stays.
+
+    This room cannot have `belay.files.replacing`, which would import torch.
+    """
+    real = Path(os.path.realpath(path))
+    if real.exists() and not real.is_file():  # a device or a pipe takes the page; a folder refuses it
+        _write(real)
+        return
+    temporary = real.with_name(f".{real.name}.{uuid.uuid4().hex[:8]}.tmp")  # same folder: a rename crosses no disks
+    try:
+        _write(temporary)
+        os.replace(temporary, real)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _write(path: Path) -> None:
     path.write_text(page(), encoding="utf-8", newline="\n")
 
 

@@ -1,6 +1,7 @@
 """Accelerate: an average of what `accelerator.prepare()` returned, which `save_state()` and `load_state()` carry."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -120,14 +121,10 @@ def _layers(optimizer: Any) -> Iterator[Any]:
 def _register(accelerator: Accelerator, belay: Belay, *, sharded: bool) -> None:
     """Let `save_state()` and `load_state()` carry the average, and refuse both while the model holds it."""
 
-    def before_saving(models: list[Any], weights: list[Any], folder: str) -> None:
-        belay._parts.refuse_inside("accelerator.save_state")  # it would save the average as the weights
-
-    def before_loading(models: list[Any], folder: str) -> None:
-        belay._parts.refuse_inside("accelerator.load_state")
-
-    accelerator.register_save_state_pre_hook(before_saving)
-    accelerator.register_load_state_pre_hook(before_loading)
+    # A hook would come too late: save_state() removes old checkpoints before (total_limit), and under FSDP both have
+    # written or read the weights by then.
+    for name in ("save_state", "load_state"):
+        setattr(accelerator, name, _outside(getattr(accelerator, name), belay))
     number = _attached.get(accelerator, 0)
     _attached[accelerator] = number + 1
     if not sharded:
@@ -137,6 +134,17 @@ def _register(accelerator: Accelerator, belay: Belay, *, sharded: bool) -> None:
     accelerator.register_save_state_pre_hook(shards.save)
     accelerator.register_load_state_pre_hook(shards.find)
     accelerator.register_for_checkpointing(shards)
+
+
+def _outside(call: Callable[..., Any], belay: Belay) -> Callable[..., Any]:
+    """Return a method of the accelerator that refuses to begin while the model holds the average."""
+
+    @wraps(call)
+    def checked(*args: Any, **options: Any) -> Any:
+        belay._parts.refuse_inside(f"accelerator.{call.__name__}")
+        return call(*args, **options)
+
+    return checked
 
 
 class _Shards:

@@ -59,6 +59,18 @@ def describe(method: object) -> str:
         ) from problem
 
 
+def describe_or_name(method: object) -> str:
+    """Return a method as a text that is the same in every process; one that cannot be told is known by its class.
+
+    >>> describe_or_name(lambda step, lr: None)
+    'function'
+    """
+    try:
+        return describe(method)
+    except ValueError:
+        return type(method).__qualname__
+
+
 def same(saved: str, here: str) -> bool:
     """Whether two texts say the same, their numbers compared as numbers.
 

@@ -94,7 +94,7 @@ def recommend(
     steps: int,
     *,
     curvatures: Sequence[float] | Spectrum | Quadratic | None = None,
-    beta1: float = 0.0,
+    beta1: float | None = None,
     noise: float = 1.0,
     batch: float = 128.0,
     start: float = 1.0,
@@ -108,7 +108,8 @@ def recommend(
         steps: the length of the run.
         curvatures: the eigenvalues of the loss's Hessian, what `measure_curvatures` has found, or a `Quadratic`. Left
             out, a typical spectrum stands for them, and learning rates are in units of 1/(largest curvature).
-        beta1: the optimizer's momentum, Adam's β1.
+        beta1: the optimizer's momentum, Adam's β1. Left out, it is that of the Adam that curvatures were measured for,
+            else 0.
         noise: the variance of one example's gradient over the curvature; 1 for a log-likelihood near its minimum.
         batch: examples per step.
         start: the loss above its minimum at the beginning.
@@ -121,6 +122,8 @@ def recommend(
     Use tb.methods.centred(theta=...) ...
     """
     count = arguments.whole("steps", steps, low=2)
+    if beta1 is None:
+        beta1 = curvatures.beta1 if isinstance(curvatures, Spectrum) else 0.0
     beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
     if isinstance(curvatures, Quadratic):
         problem = curvatures

@@ -19,6 +19,7 @@ class Spectrum:
     products: int  # the number of Hessian-vector products behind it
     optimizer: str = "SGD"  # whose steps meet these curvatures
     foreign: tuple[str, ...] = ()  # operations of the loss that are not torch's own
+    beta1: float = 0.0  # the momentum of that optimizer
 
     @property
     def largest(self) -> float:

@@ -15,6 +15,8 @@ from typing import IO, Any
 
 from torch import Tensor
 
+from torchbelay.belay import files
+
 if os.name != "nt":
     import fcntl
 
@@ -153,25 +155,36 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             _exchange(temporary, path)
         else:
             os.rename(temporary, path)
-        if os.name != "nt":
-            _fsync(path.parent, os.O_RDONLY)
+        files.sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # what is left of it, or what was at `path` before
         if lock is not None:
             os.close(lock)
 
 
-def _lock(folder: Path) -> int | None:
-    """Lock a folder for as long as this process lives; return None if another process holds it, or on Windows."""
+def lock(folder: Path) -> int | None:
+    """Lock a folder until the handle is closed, or the process ends; raise BlockingIOError if another handle locks it.
+
+    Return None on Windows and on file systems without locks. No file is made, and a lock is seen on one host only.
+    """
     if os.name == "nt":
         return None
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as problem:
         os.close(handle)
+        if isinstance(problem, BlockingIOError):
+            raise
         return None
     return handle
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder; return None if it cannot be done, or another process has done it."""
+    with suppress(BlockingIOError):
+        return lock(folder)
+    return None
 
 
 def _remove_stale(path: Path) -> None:
@@ -204,14 +217,5 @@ def sync(path: Path) -> None:
     """Wait until all files below a folder, and the folder itself, are on the disk."""
     for folder, _, names in os.walk(path):
         for name in names:
-            _fsync(Path(folder, name), os.O_RDWR)
-        if os.name != "nt":  # Windows cannot open a folder
-            _fsync(Path(folder), os.O_RDONLY)
-
-
-def _fsync(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            files.sync(Path(folder, name))
+        files.sync(Path(folder))

@@ -15,6 +15,7 @@ from typing import Literal, Self
 import torch
 
 from torchbelay._version import __version__
+from torchbelay.belay.checks import some
 from torchbelay.belay.files import destination, replacing
 from torchbelay.physics import arguments
 from torchbelay.physics.warnings import warn
@@ -177,10 +178,15 @@ class Merge:
         """Refuse to replace a folder that is not a checkpoint and nothing else."""
         if any(path.iterdir()) and not holds_weights(path):
             raise FileExistsError(f"out={out!r} holds files and no weights, and is not overwritten; give another name")
-        if lost := strangers(path):
+        if lost := strangers(path, self._names()):
             raise FileExistsError(
-                f"out={out!r} also holds the folder {lost[0]!r}, which would be lost; give another name"
+                f"out={out!r} also holds {some(lost)}, which would be lost; move that to another place, or give "
+                "another name"
             )
+
+    def _names(self) -> list[Path]:
+        """Return the names of the files that the merge will have, if it is a folder."""
+        return [*self.last.companions, *(file.relative_to(self.last.path) for file in self.last.files)]
 
     def write(
         self,

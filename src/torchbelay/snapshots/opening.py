@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from .checkpoint import Checkpoint
@@ -60,10 +62,27 @@ def holds_weights(folder: Path) -> bool:
     return any(_weights(place) or (place / ".metadata").is_file() for place in places)
 
 
-def strangers(folder: Path) -> list[str]:
-    """Return the folders in a folder that do not belong to the checkpoint there."""
-    known = parts(folder)
-    return sorted(item.name for item in folder.iterdir() if item.is_dir() and item.name not in known)
+def strangers(folder: Path, replaced: Collection[Path]) -> list[str]:
+    """Return what else a folder holds than weights of the checkpoint there and files of the names in `replaced`.
+
+    All names are relative to the folder.
+    """
+    places = [folder, *(folder / part for part in parts(folder))]
+    own = {file for place in places for file in _files(place)} | {folder / file for file in replaced}
+    found = [item for place in places for item in place.iterdir() if item not in own and item not in places]
+    return sorted(str(item.relative_to(folder)) for item in found)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of the weights in a folder, with their index; without shards, if the index is damaged."""
+    found = _weights(folder)
+    if found is None:
+        return [folder / ".metadata", *folder.glob("*.distcp")] if (folder / ".metadata").is_file() else []
+    shards: Collection[str] = ()
+    if found.name.endswith(".index.json"):
+        with suppress(ValueError, OSError):
+            shards = _index(found).values()
+    return [found, *(folder / name for name in shards)]
 
 
 def _folder(folder: Path, key: str | None) -> Checkpoint:

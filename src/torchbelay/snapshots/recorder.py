@@ -38,7 +38,7 @@ class Recorder:
 
     Args:
         belay: the Belay whose averages are recorded. To resume a run, load its state first.
-        folder: where the snapshots go; a resumed run goes on in the folder that it had.
+        folder: where the snapshots go, and those of no other run; a resumed run goes on in the folder that it had.
         every: the steps between two snapshots.
         spacing: "even", or "log": as `every` says at first, and 16 snapshots while the number of steps doubles later.
         keep: how many steps have snapshots at most; older ones are removed. None keeps all.
@@ -135,7 +135,6 @@ class Recorder:
         """Refuse a folder that holds another run, before anything is written."""
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"folder={str(self.folder)!r} is a file; give a folder")
-        claim(self, self.folder, self._belay, begins=self._belay.step == 0)
         self.folder.mkdir(parents=True, exist_ok=True)
         found = Folder(self.folder)
         tables = {(each.average, story.table) for each in found.snapshots for story in each.told.stories}
@@ -147,6 +146,7 @@ class Recorder:
                 "resume that run, load its state into the Belay before you make the Recorder; for a new run, give "
                 "another folder"
             )
+        claim(self, self.folder, self._belay, begins=self._belay.step == 0)
 
     def _begin_session(self, step: int) -> None:
         """Begin to record after a step that this or another process has come to."""
@@ -309,11 +309,13 @@ class Recorder:
                 warn(f"close() inside averaged(): step {step}, the last one, is not recorded; leave the block first")
         finally:
             self._open = False
-            release(self)
             for part in self._source.parts.each:
                 others = (each for each in part.stepper.observers if each != self._observe)
                 part.stepper.observers = tuple(others)
-            self._background.wait()
+            try:
+                self._background.wait()
+            finally:
+                release(self)
         self.wait()
 
     def __enter__(self) -> Self:

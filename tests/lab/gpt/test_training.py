@@ -1,15 +1,19 @@
 """A run of the language model is an ordinary training, and its curvature is an eigenvalue."""
 
+import copy
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchbelay.lab.gpt import training
 from torchbelay.lab.gpt.arms import ARMS, CONSTANT, COSINE, HALF
 from torchbelay.lab.gpt.corpus import Corpus, windows
-from torchbelay.lab.gpt.curvature import preconditioned_sharpness
 from torchbelay.lab.gpt.network import Shape, decayed, loss_of, seeded
 from torchbelay.lab.gpt.study import QUICK
 from torchbelay.lab.gpt.training import BETA2, CLIP, Trainer
@@ -82,34 +86,58 @@ def test_a_run_that_knows_no_more_than_the_frequencies_is_lost() -> None:
     assert set(found["losses"].values()) == {None}
 
 
-def test_sharpness_is_the_largest_eigenvalue_of_the_scaled_hessian() -> None:
-    shape = Shape(layers=1, width=4, heads=1, context=4)
-    network = seeded(shape, 0)
+def stepped(lr: float, size: float = 1.0) -> tuple[Trainer, torch.optim.Optimizer]:
+    """Return a trainer after some steps of an AdamW, from first weights that are so many times as large."""
+    trainer = Trainer(replace(TINY, batch=16), make_corpus(), torch.device("cpu"))
+    trainer.network.load_state_dict({name: size * p for name, p in seeded(TINY.shape, 0).state_dict().items()})
+    optimizer = torch.optim.AdamW(decayed(trainer.network), lr=lr, betas=(0.9, BETA2))
+    for starts in trainer._starts(0):
+        trainer._load_batch(starts)
+        trainer._gradient()
+        optimizer.step()
+    return trainer, optimizer
+
+
+def largest_in_size(network: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, following: Tensor) -> float:
+    """Return the eigenvalue of largest size of the scaled Hessian, by ARPACK in float64."""
+    states = [optimizer.state[p] for p in network.parameters()]
+    v = torch.cat([each["exp_avg_sq"].double().flatten() / (1 - BETA2 ** float(each["step"])) for each in states])
+    scale = (v.sqrt() + 1e-8).rsqrt()
+    exact = copy.deepcopy(network).double()
+    parameters = list(exact.parameters())
+    sizes = [p.numel() for p in parameters]
+
+    def product(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        along = (scale * torch.from_numpy(vector).flatten()).split(sizes)
+        parts = [part.view(p.shape) for part, p in zip(along, parameters, strict=True)]
+        found = torch.autograd.grad(gradients, parameters, parts, retain_graph=True)
+        return (scale * torch.cat([part.flatten() for part in found])).numpy()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        gradients = torch.autograd.grad(loss_of(exact(text), following), parameters, create_graph=True)
+        hessian = LinearOperator((sum(sizes), sum(sizes)), matvec=product, dtype=np.float64)
+        return float(eigsh(hessian, k=1, which="LM", return_eigenvectors=False)[0])
+
+
+@pytest.mark.parametrize(("lr", "size", "sign"), [(1e-3, 1, 1), (1e-2, 1, 1), (1e-1, 5, -1)])
+def test_sharpness_is_the_eigenvalue_of_largest_size_of_the_scaled_hessian(lr: float, size: float, sign: int) -> None:
+    trainer, optimizer = stepped(lr, size)
+    expected = largest_in_size(trainer.network, optimizer, trainer._text[:4], trainer._following[:4])
+    assert sign * expected > 0
+    assert trainer._sharpness(optimizer) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_run_without_a_finite_loss_has_no_sharpness() -> None:
+    trainer, optimizer = stepped(1e-2)
     with torch.no_grad():
-        for p in network.parameters():
-            p.mul_(10)  # away from the flat beginning
-    text, following = torch.randint(0, 256, (2, 4)), torch.randint(0, 4, (2, 4))
-    for p in network.parameters():
-        p.requires_grad_(p.numel() < 300)
-    few = nn.Module()  # only the small parameters, so that the whole matrix is small
-    few.p = nn.ParameterList([p for p in network.parameters() if p.requires_grad])  # type: ignore[assignment]
-    few.forward = network.forward  # type: ignore[method-assign]
-    optimizer = torch.optim.AdamW(few.parameters(), lr=0.0)
-    loss_of(network(text), following).backward()
-    optimizer.step()
-    parameters = list(few.parameters())
-    scales = torch.cat(
-        [(optimizer.state[p]["exp_avg_sq"] / (1 - 0.999) + 0.0).sqrt().add(1e-8).rsqrt().flatten() for p in parameters]
-    )
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        gradient = torch.cat(
-            [g.flatten() for g in torch.autograd.grad(loss_of(network(text), following), parameters, create_graph=True)]
-        )
-        rows = [
-            torch.cat([h.flatten() for h in torch.autograd.grad(each, parameters, retain_graph=True)])
-            for each in gradient
-        ]
-    values = torch.linalg.eigvalsh((torch.stack(rows) * scales[:, None] * scales).double())
-    largest = float(values[values.abs().argmax()])
-    found = preconditioned_sharpness(few, optimizer, text, following, 0.999, iterations=300)
-    assert found == pytest.approx(largest, rel=2e-2)
+        trainer.network.positions.weight[0, 0] = torch.nan
+    assert trainer._sharpness(optimizer) is None
+
+
+def test_a_run_does_not_notice_that_its_curvature_is_measured() -> None:
+    trainer = Trainer(TINY, make_corpus(), torch.device("cpu"))
+    state = torch.get_rng_state()
+    plain, measured = (trainer.run(HALF, 1e-2, 3, "tune", curvature=curvature) for curvature in (False, True))
+    assert measured.pop("sharpness") is not None
+    assert measured == plain
+    assert torch.equal(torch.get_rng_state(), state)

@@ -198,7 +198,6 @@ def test_a_study_whose_time_is_over_keeps_its_fids_and_counts_all_of_its_seconds
 
 def test_without_records_there_is_no_figure() -> None:
     assert figure4.draw([]) == []
-    assert figure4.draw(run.read_committed("figure4", "There is no GPU here.")) == []
 
 
 def made_up() -> list[Record]:
@@ -239,6 +238,13 @@ def test_the_figures_are_drawn_from_records_that_have_been_on_disk() -> None:
         "EMA at 0.0003",
         "equal-memory EMA at 0.0003",
     ]
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_part_that_was_stopped_says_how_many_seeds_it_has(complete: bool) -> None:
+    plates = figure4.draw([score_records.origin() | {"complete": complete}, *made_up()])
+    said = "The part is not complete: 3 of 3 seeds so far." in plates[0].notes
+    assert said is not complete
 
 
 def test_networks_that_are_all_lost_are_drawn_too(records: list[Record]) -> None:

@@ -63,9 +63,9 @@ def _curves(runs: Runs, about: Record) -> Plate:
         f"Left: a line joins the means over seeds; bars are {CONFIDENCE:.0%} intervals of the mean's ratio to the best "
         "loss of all, and a rate at which a seed is lost has no point. Dotted: arms that are judged at their best rate "
         "alone; at the others, the loss of their first seed for tuning.",
-        "Right: the learning rate times the eigenvalue of largest size of the Hessian in the units of Adam's steps, by "
-        "power iteration after the last step of one run. If that eigenvalue is negative, there is no point. Dotted: "
-        "the limits that the theorem on inner momentum gives each θ on a quadratic; θ's floor is "
+        "Right: the learning rate times the eigenvalue of largest size of the Hessian in the units of Adam's steps, "
+        "after the last step of one run. If that eigenvalue is negative, there is no point. Dotted: the limits that "
+        "the theorem on inner momentum gives each θ on a quadratic; θ's floor is "
         f"{theta_floor(0.9, about['rate']):.2f} here.",
         *_at_largest(runs),
         *_words(about),

@@ -43,7 +43,7 @@ QUICK = Protocol(
 )
 MEASURED = (CONSTANT, HALF, BELAY)  # whose curvature is measured, on the first seed for tuning
 FIRST_JUDGED = 1000  # the seeds for judging are others than those for tuning
-SOURCES = ("arms.py", "corpus.py", "curvature.py", "network.py", "training.py")  # the code that a run depends on
+SOURCES = ("arms.py", "corpus.py", "network.py", "training.py")  # the code that a run depends on
 
 
 RunKey = tuple[str, float, int, str]  # arm, rate, seed and split

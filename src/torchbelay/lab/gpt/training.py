@@ -14,17 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay.belay import Belay
+from torchbelay.curvature import measure_curvatures
 from torchbelay.lab.part import Record
 from torchbelay.lab.records import rounded
 
 from .arms import Arm
 from .corpus import Corpus, Split, unigram_loss, windows
-from .curvature import preconditioned_sharpness
 from .network import ByteGPT, Shape, decayed, loss_of, seeded
 
 CLIP = 1.0  # the largest norm of a gradient
 BETA2 = 0.95
 WARM = 3  # passes before the capture, in which libraries choose their algorithms
+PRODUCTS = 10  # of the Hessian and a vector, by which the curvature is measured
 
 
 @dataclass(frozen=True)
@@ -162,5 +163,16 @@ class Trainer:
         return rounded(loss) if math.isfinite(loss) and loss < self._frequencies[split] else None
 
     def _sharpness(self, optimizer: torch.optim.Optimizer) -> float | None:
+        """Return the eigenvalue of largest size of the Hessian in the units of Adam's steps; None if there is none.
+
+        Its product with the learning rate is the x of the theorems on stability. It is measured in float32.
+        """
         some = slice(0, max(1, self.how.batch // 4))
-        return preconditioned_sharpness(self.network, optimizer, self._text[some], self._following[some], BETA2)
+        text, following = self._text[some], self._following[some]
+        try:
+            found = measure_curvatures(
+                self.network, lambda: self._eager(text, following), optimizer=optimizer, products=PRODUCTS
+            )
+        except ValueError:  # the loss of a run that is lost may have no finite derivatives
+            return None
+        return rounded(max(found.largest, found.lowest, key=abs))

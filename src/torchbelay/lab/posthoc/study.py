@@ -152,9 +152,7 @@ def _profiles() -> Iterator[Record]:
             step = STEPS * k // SHOWN
             yield {"kind": "recorded", "average": name, "step": step, "p": _thin(_profile(Column(life, step)))}
     for target in TARGETS:
-        aim = Column(aim_at(target, STEPS).life, STEPS)
-        rows = matrix([*columns, aim, Column(None, STEPS)])
-        x, _ = combine(rows[:, :-2], rows[:, -2])
+        aim, rows, x, _ = _combined(columns, target)
         made = sum(w * _profile(column) for w, column in zip(x.tolist(), columns, strict=True))
         assert isinstance(made, Tensor)
         yield {
@@ -165,6 +163,16 @@ def _profiles() -> Iterator[Record]:
             "p": _thin(_profile(aim)),
             "made": _thin(made),
         }
+
+
+def _combined(columns: Sequence[Column], target: Target) -> tuple[Column, Tensor, Tensor, float]:
+    """Return a target, the matrix of all columns, the shares of the snapshots in the target, and the condition.
+
+    The last two columns of the matrix are the target and the weights.
+    """
+    aim = Column(aim_at(target, STEPS).life, STEPS)
+    rows = matrix([*columns, aim, Column(None, STEPS)])
+    return aim, rows, *combine(rows[:, :-2], rows[:, -2])
 
 
 def _error(rows: Tensor, x: Tensor) -> float | None:
@@ -178,8 +186,7 @@ def _predictions() -> Iterator[Record]:
         for count in COUNTS:
             columns = _columns(count, kind)
             for target in TARGETS:
-                rows = matrix([*columns, Column(aim_at(target, STEPS).life, STEPS), Column(None, STEPS)])
-                x, condition = combine(rows[:, :-2], rows[:, -2])
+                _, rows, x, condition = _combined(columns, target)
                 yield {
                     "kind": "error",
                     "recorded": kind,
@@ -220,9 +227,7 @@ def _walk(settings: Settings, how: Protocol, tick: Tick) -> Iterator[Record]:
             [walked[0] if n is None else taken[n, c.step] for n, c in zip(names, columns, strict=True)]
         )
         for target in TARGETS:
-            aim = Column(aim_at(target, STEPS).life, STEPS)
-            rows = matrix([*columns, aim, Column(None, STEPS)])
-            x, _ = combine(rows[:, :-2], rows[:, -2])
+            aim, rows, x, _ = _combined(columns, target)
             truth = walked[0] + _profile(aim) @ updates
             actual = float((x @ values - truth).norm() / (truth - walked[-1]).norm())
             yield {

@@ -159,8 +159,6 @@ class _Part:
         """A note on committed records: the machine that made them, and why they are used; empty for other records."""
         if not self.origin.get("committed"):
             return ""
-        if self.origin.get("pending"):
-            return f"{self.origin['pending']} {sentence(self.origin.get('why') or '')}".strip(" .") + "."
         made = [f"{name} {self.origin[key]}" for name, key in _VERSIONS.items() if key in self.origin]
         made += [str(self.origin["date"])] if "date" in self.origin else []
         made += [f"{duration(self.origin['device_s'])} of device time"] if "device_s" in self.origin else []

@@ -3,7 +3,6 @@
 The EMA is Table 1's, with decay .999. Its controls, the equal-memory EMA and the matched EMA, are trained beside it.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 
 from . import run as study_run
+from . import studies
 from .analysis import ARMS, HEAVIER, PAPER_LR, StudyResults, compare_fids, median_loss, select
 from .captions import describe_lost_runs, describe_networks, difference_notes, settings_note, time_note
 from .effects import effects_plate
-from .figures import arm_colour, draw_training
+from .figures import arm_colour, draw_average, draw_training, set_ticks, spaced
 from .masses import masses_plate
 from .mnist import PAPER
 from .tables import describe_sampling, paper_row, results_row, results_table, samples_plate
@@ -47,7 +47,7 @@ def draw(records: Sequence[Record]) -> list[Plate]:
 
 
 def fid_curve(records: Sequence[Record], arm: str, lr: float, weights: str = "w2") -> dict[int, list[float | None]]:
-    """Return the FIDs of all seeds by step, the end included."""
+    """Return the FIDs of all seeds by step, the end included; a seed is recorded with all its steps or not at all."""
     found: dict[int, list[float | None]] = {}
     for kind in (DURING, "fid"):
         for r in select(records, kind, study=NAME, arm=arm, lr=lr, weights=weights):
@@ -66,6 +66,7 @@ def _iterations(records: Sequence[Record]) -> Plate:
             _draw_fids(below, records, arm, lr)
         above.set(ylabel="test loss, mean over pixels", title=f"learning rate {lr:g}")
         below.set(ylabel="FID", xlabel="iteration", yscale="log")
+        set_ticks(below.yaxis, spaced(*below.get_ylim()))
         above.legend(fontsize=8)
     found = compare_fids(records, study, BELAY, EMA)
     result = f" At the end BELAY's FID is {found.describe(BELAY, EMA)} of EMA's." if found.seeds else ""
@@ -77,6 +78,7 @@ def _iterations(records: Sequence[Record]) -> Plate:
         "Every seed has random numbers of its own for its samples, the same for both arms.",
         describe_lost_runs(study),
         describe_networks(study),
+        *_unfinished(records, study),
         *difference_notes(records, NAME),
         *settings_note(records, NAME),
         *time_note(study),
@@ -84,15 +86,17 @@ def _iterations(records: Sequence[Record]) -> Plate:
     return Plate("figure4-iterations", "Figure 4: loss and FID over iterations", caption, fig, notes)
 
 
+def _unfinished(records: Sequence[Record], study: StudyResults) -> tuple[str, ...]:
+    """Return how many seeds are run, as a note, if the part was stopped before its end."""
+    stopped = any(about.get("complete") is False for about in select(records, "origin"))
+    planned = len(list(studies.figure4()))
+    return (f"The part is not complete: {len(study.seeds)} of {planned} seeds so far.",) if stopped else ()
+
+
 def _draw_fids(ax: Any, records: Sequence[Record], arm: str, lr: float) -> None:
     """Draw the FID of an arm over iterations: the average as a line, the weights at the end as a cross."""
     curve, own = fid_curve(records, arm, lr), fid_curve(records, arm, lr, "w1")
-    if len({len(fids) for fids in curve.values()}) == 1:  # the same seeds at every step
-        for seed in zip(*curve.values(), strict=True):
-            hair = [math.nan if fid is None else fid for fid in seed]
-            ax.plot(list(curve), hair, color=arm_colour(arm), linewidth=0.7, alpha=0.5)
-    middles = [math.nan if (found := median_loss(fids)) is None else found for fids in curve.values()]
-    ax.plot(list(curve), middles, color=arm_colour(arm), linewidth=2, marker="o", markersize=3, label=arm)
+    draw_average(ax, list(curve), list(curve.values()), arm, marker="o", markersize=3)
     for step, fids in own.items():
         if (middle := median_loss(fids)) is not None:
             ax.plot(step, middle, "x", color=arm_colour(arm), markersize=6)

@@ -79,7 +79,7 @@ def set_loss_axis(
     share = max(_ROW * len(rows), _STRIP) if rows else 0.0
     end = top * (top / low) ** (share / (1 - share))
     ax.set(yscale="log", ylim=(low, end))
-    set_ticks(ax.yaxis, _spaced(low, top))
+    set_ticks(ax.yaxis, spaced(low, top))
     heights = {name: top * (end / top) ** (1 - (i + 0.5) / len(rows)) for i, name in enumerate(rows)}
     if rows:
         ax.axhspan(top, end, color="#f3eeee", zorder=0)
@@ -92,14 +92,14 @@ def set_loss_axis(
 _STEPS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
 
 
-def _spaced(low: float, high: float) -> list[float]:
+def spaced(low: float, high: float) -> list[float]:
     """Return up to seven round numbers between two numbers.
 
-    >>> _spaced(0.15, 0.19), _spaced(0.05, 1.2)
+    >>> spaced(0.15, 0.19), spaced(0.05, 1.2)
     ([0.15, 0.16, 0.17, 0.18, 0.19], [0.05, 0.1, 0.2, 0.5, 1.0])
     """
     if high / low > 4:
-        decades = (10.0**e for e in range(-4, 2))
+        decades = (10.0**e for e in range(-4, 4))
         return [x for d in decades for x in (d, 2 * d, 5 * d) if low <= x <= high * 1.001]
     for step in reversed(_STEPS):
         found = [round(i * step, 6) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
@@ -153,26 +153,36 @@ def _mostly_lost(losses: Sequence[float | None]) -> bool:
 def draw_training(ax: Axes, study: StudyResults, lr: float, *, x_per_step: float = 1.0, images: str = "test") -> None:
     """Draw the loss during training: the average bold, its seeds as thin lines, the weights dotted.
 
-    EMA is dashed, because other curves may lie on it. Here no loss counts as lost: an early average still contains much
-    of the initial weights.
+    Here no loss counts as lost: an early average still contains much of the initial weights.
     """
     lines = {(arm, w): study.loss_curve(arm, lr, w, images) for arm in study.arms for w in ("w1", "w2")}
     known = [loss for _, rows in lines.values() for row in rows for loss in row if loss is not None]
     low, top = 0.97 * min(known, default=0.1), 1.03 * max(known, default=1.0)
     ax.set(yscale="log", ylim=(low, top))
-    set_ticks(ax.yaxis, _spaced(low, top))
+    set_ticks(ax.yaxis, spaced(low, top))
     for (arm, weights), (steps, losses) in lines.items():
         x = [x_per_step * step for step in steps]
-        look: dict[str, Any] = {"linewidth": 0.9, "linestyle": ":"}
         if weights == "w2":
-            look = {"linewidth": 2.0, "label": arm} | (
-                {"linestyle": (0, (5, 2)), "zorder": 3} if arm in (EMA, EQUAL) else {}
-            )
-            for seed in zip(*losses, strict=True):
-                hair = [math.nan if loss is None else loss for loss in seed]
-                ax.plot(x, hair, color=arm_colour(arm), linewidth=0.7, alpha=0.5)
-        middles = [math.nan if (found := median_loss(each)) is None else found for each in losses]
-        ax.plot(x, middles, color=arm_colour(arm), **look)
+            draw_average(ax, x, losses, arm)
+        else:
+            ax.plot(x, _medians(losses), color=arm_colour(arm), linewidth=0.9, linestyle=":")
+
+
+def draw_average(ax: Axes, x: Sequence[float], values: Sequence[Sequence[float | None]], arm: str, **look: Any) -> None:
+    """Draw the median over the seeds as a bold line, and every seed as a thin one; `values` has a row per place.
+
+    EMA is dashed, because other curves may lie on it.
+    """
+    hue = arm_colour(arm)
+    for seed in zip(*values, strict=True):
+        ax.plot(x, [math.nan if y is None else y for y in seed], color=hue, linewidth=0.7, alpha=0.5)
+    if arm in (EMA, EQUAL):
+        look = {"linestyle": (0, (5, 2)), "zorder": 3} | look
+    ax.plot(x, _medians(values), color=hue, linewidth=2.0, label=arm, **look)
+
+
+def _medians(values: Sequence[Sequence[float | None]]) -> list[float]:
+    return [math.nan if (found := median_loss(each)) is None else found for each in values]
 
 
 def set_ratio_axis(ax: Axes, found: Sequence[Comparison], margin: float = MARGIN) -> None:
@@ -183,7 +193,7 @@ def set_ratio_axis(ax: Axes, found: Sequence[Comparison], margin: float = MARGIN
     ax.axhspan(1 / margin, margin, color="#e9e9e9", zorder=0)
     ax.axhline(1, color="#333333", linewidth=0.8)
     ax.set(yscale="log", ylim=(low, high))
-    set_ticks(ax.yaxis, _spaced(low, high))
+    set_ticks(ax.yaxis, spaced(low, high))
 
 
 def draw_ratio(

@@ -4,6 +4,7 @@ A group of networks that is finished stays in the cache, so that a stopped study
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
@@ -37,6 +38,7 @@ SPEED_STEPS = 10  # steps per round in which the speed is measured
 SEEDS_APART = 100  # the distance between the seeds of a study at two values of --seed
 UNITS = 1000  # of a progress bar
 FEWEST = 256  # images per network, even with the smallest budget
+SPEED_SHOWN = ("mnist", "sign", "cifar10")  # parts whose plates have a table of speeds
 
 
 _DATASETS: dict[str, DatasetName] = {"cifar10": "cifar10", "penalty": "cifar10-part"}  # of parts; the others: MNIST
@@ -159,7 +161,7 @@ class StudyRun:
             took, lines = self._run_or_read(each)
             found += lines
             self.spent += took
-        if not self.settings.quick:
+        if self.name in SPEED_SHOWN and not self.settings.quick:
             found += self._speeds(each)
 
     def _run_or_read(self, each: Group) -> tuple[float, list[Record]]:
@@ -219,7 +221,8 @@ class StudyRun:
         key = (self.settings.budget, self.settings.quick, versions(self.device))
         cached = CachedRecords(f"share-{self.name}", *key)
         if (before := cached.read()) is None:
-            took = sum(each.steps * self._seconds_per_step(each) for each in self.planner.all_groups(1.0))
+            alike = Counter(replace(each, seed=0) for each in self.planner.all_groups(1.0))  # a seed has no speed
+            took = sum(count * each.steps * self._seconds_per_step(each) for each, count in alike.items())
             before = 0.0, [{"share": budget.seconds / took}]
             cached.write(before[1])
         return float(before[1][0]["share"])

@@ -10,6 +10,8 @@ from torchbelay.physics.coupling import Coupling
 from torchbelay.physics.method import Remembers, Varies
 from torchbelay.physics.scaling import Scaleless
 
+_SMALL = 1e-280  # weights from here to 1/_SMALL are counted as they are: a sum of 1e28 of them is still a float
+
 
 @dataclass(frozen=True)
 class schedule_free(Scaleless, Remembers):
@@ -47,20 +49,45 @@ class schedule_free(Scaleless, Remembers):
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; if `lr` changes, call once per step and in order."""
-        arguments.number("lr", lr, low=0, open_low=False)  # its power is a weight
+        lr = arguments.number("lr", lr, low=0, open_low=False)  # its power is a weight
         if self.memory and self.memory[0] == step:  # called again for the same step
             lr_max, total = self.memory[3:]
         else:
             past = self.past(step)
             lr_max, total = past[:2] if past is not None else (lr, self._constant_total(step - 1, lr))
         best = max(lr_max, lr)
-        weight = float(step**self.r * best**self.weight_lr_power)
-        self.remember((step, best, total + weight, lr_max, total))
-        c = weight / (total + weight) if total + weight else 0.0
+        weight, carried = self._weight(step, best), self._carried(total, step, lr_max, best)
+        if weight is None:  # it is the unit of the sum
+            weight = 1.0
+        self.remember((step, best, carried + weight, lr_max, total))
+        c = weight / (carried + weight) if carried + weight else 0.0
         beta = self.beta
         return Coupling(-beta * c / (1 - beta), c / (1 - beta), 1 - beta + beta * c, c)
 
+    # A sum of weights is in units of its last weight, if no float holds that weight. Else it is the sum itself.
+
+    def _weight(self, step: int, lr: float) -> float | None:
+        """Return t^r·lr^w, or None if it or a factor is too large or too small for a float."""
+        if lr == 0 and self.weight_lr_power:
+            return 0.0
+        try:
+            by_step, by_lr = float(step) ** self.r, lr**self.weight_lr_power
+        except OverflowError:
+            return None
+        weight = float(by_step * by_lr)
+        return weight if all(_SMALL < x < 1 / _SMALL for x in (by_step, by_lr, weight)) else None
+
+    def _carried(self, total: float, step: int, lr_max: float, best: float) -> float:
+        """Return the sum of the weights before a step, in the unit of the sum after it."""
+        before, now = self._weight(step - 1, lr_max), self._weight(step, best)
+        if total == 0 or (before is not None and now is not None):
+            return total
+        growth = (lr_max / best) ** self.weight_lr_power if self.weight_lr_power else 1.0
+        ratio = ((step - 1) / step) ** self.r * growth  # of the two weights: at most 1
+        return float(total / (before or 1.0) * ratio * (now or 1.0))
+
     def _constant_total(self, steps: int, lr: float) -> float:
         """Return the sum of the weights of the first `steps` steps at a constant learning rate."""
-        counted = math.fsum(t**self.r for t in range(1, steps + 1)) if self.r else steps
-        return float(counted * lr**self.weight_lr_power)
+        counted = math.fsum((t / steps) ** self.r for t in range(1, steps + 1)) if self.r else float(steps)
+        weight = self._weight(steps, lr)
+        return counted if weight is None else counted * weight

@@ -46,7 +46,9 @@ def train(request: TrainingRequest, console: Console) -> int:
         on_device = images.train.to(ranks.device)
         validation = Validation.make(images, preset.objective, ranks.device, count=TRIPLES)
         if plan is None:
-            plan = _measure_plan(request, on_device, validation, ranks)
+            assert request.budget is not None
+            with console.status(f"measuring how many steps fit into {request.budget.text}"):  # a minute on a CPU
+                plan = _measure_plan(request, on_device, validation, ranks)
         if ranks.first:
             folder.begin({**options, "resolved": plan.describe(), "versions": versions(ranks.device)})
         run = TrainingRun(plan, request.seed, on_device, request.mode, ranks)

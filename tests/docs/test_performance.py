@@ -1,0 +1,51 @@
+"""The sentences of docs/performance.md whose numbers come from the recorded runs; test_readme.py checks its tables."""
+
+import json
+from typing import Any
+
+import pytest
+
+from helpers import measured
+from helpers.root import ROOT
+
+REPORT = measured.load_report()
+RESULT: dict[str, Any] = json.loads(REPORT.RESULT.read_text(encoding="utf-8"))
+LATER: dict[str, Any] = REPORT.recorded("steps")
+ALONE, BELAY = REPORT.ALONE, REPORT.BELAY
+PAGE = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
+
+
+def step(model: str, name: str, kind: str = "wall", result: dict[str, Any] = RESULT) -> float:
+    """The median time of a whole step, in milliseconds."""
+    return float(REPORT.ms(result, model, "step", name, kind))
+
+
+def bandwidth(averages: int) -> float:
+    """The bandwidth of one pass as a share of a copy's: w1 is read, and every average is read and written."""
+    row = RESULT["scaling"]["averages"][str(averages)][f"{averages} in one pass"]
+    bytes_moved = (4 + 8 * averages) * 256 * 2**20
+    return float(bytes_moved / (row["device"]["median"] / 1e3) / RESULT["copy_bandwidth"])
+
+
+def added_bytes(name: str) -> float:
+    held = RESULT["models"]["unet"]["memory"]
+    return float(held[name]["held"] - held[ALONE]["held"])
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"The device takes {step('unet', BELAY, 'device'):.2f} and {step('small', BELAY, 'device'):.2f} ms.",
+        f"takes {step('small', ALONE) / step('small', BELAY):.1f} times as long at 2,000 tensors, and "
+        f"{step('small', ALONE, result=LATER) / step('small', REPORT.ONE_PASS, result=LATER):.1f} times in the later",
+        f"the kernel itself takes {REPORT.ms(RESULT, 'small', 'average', REPORT.EMA, 'device'):.2f} ms.",
+        f"a pass over w1 and one average reaches {bandwidth(1):.2f} of a copy's bandwidth, and a pass over w1 and four "
+        f"averages {bandwidth(4):.2f}.",
+        f"of which the allocator makes {added_bytes(BELAY):.2f}, and "
+        f"{added_bytes('torch AdamW, then AveragedModel (EMA)'):.2f} for a plain copy",
+        f"beyond the {step('medium', REPORT.HOOKS, 'device', LATER) - step('medium', ALONE, 'device', LATER):.2f} ms "
+        "of the memory",
+    ],
+)
+def test_why_targets_are_missed_is_said_with_measured_numbers(sentence: str) -> None:
+    assert sentence in PAGE
