@@ -6,6 +6,7 @@ If the cost is noise, theory says how much of it is left without momentum or wit
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 
 from torchbelay.lab.hypotheses import Hypothesis, hypotheses_plate, judge
@@ -19,6 +20,7 @@ from .studies import averaging_name
 
 NAME = "penalty"
 TITLE = "What θ < 0 costs on CIFAR-10, and why"
+GPA = "θ = −0.5 is Generalized Primal Averaging, and schedule-free is its case c = 1/t."
 
 ELSEWHERE = {"H4 β1": (0.0, 0.0895), "H4 c": (0.9, 0.005)}  # the cell that each test compares with the reference
 Losses = dict[int, tuple[float | None, float | None]]  # by seed: of θ = −0.5 and of θ = 0; None: lost
@@ -39,7 +41,8 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     if not select(records, "run", study=NAME):
         return []
     title = "Does the penalty shrink as theory says?"
-    return [_table(records), hypotheses_plate("penalty-hypotheses", title, judge(hypotheses(records)))]
+    judged = hypotheses_plate("penalty-hypotheses", title, judge(hypotheses(records)))
+    return [_table(records), replace(judged, notes=(*judged.notes, GPA))]
 
 
 def losses_by_cell(records: Iterable[Record]) -> dict[Cell, Losses]:
@@ -153,6 +156,7 @@ def _table(records: Sequence[Record]) -> Plate:
         f"EDM on a part of CIFAR-10, {run['steps']:,} steps of Adam at {run['lr']:g} on batches of {run['batch']}.",
         "Means are over the seeds that are not lost; ratios are taken seed by seed, with their 95% interval.",
         "The prediction was computed by formulas, and committed before the first run: `lab/score/prediction.py`.",
+        GPA,
     )
     caption = (
         "Test loss of the average, with and without Adam's momentum β1, at two averaging rates c. "
