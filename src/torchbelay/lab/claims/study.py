@@ -60,12 +60,8 @@ def holm_bars(ps: Sequence[float]) -> list[str]:
 def study_plate(records: Records) -> Plate:
     """Return the table of all hypotheses: what was measured, p, Holm's bar and the answer."""
     found = judge_study(records)
-    answers = (
-        (answer, [h.id for h in found if h.answer is answer])
-        for answer in Answer
-        if any(h.answer is answer for h in found)
-    )
-    told = "; ".join(f"{answer}: {listed(ids)}" for answer, ids in answers)
+    given = {answer: [h.id for h in found if h.answer is answer] for answer in Answer}
+    told = "; ".join(f"{answer}: {listed(names)}" for answer, names in given.items() if names)
     caption = f"All {len(FAMILY)} tests of the study together, by Holm's rule. {told[0].upper()}{told[1:]}."
     notes = (
         "p: how likely such numbers are if the hypothesis is wrong, by a one-sided test over seeds. In order of p, the "
@@ -82,18 +78,19 @@ def study_plate(records: Records) -> Plate:
 
 
 def _rows(found: Sequence[Hypothesis]) -> list[tuple[str, ...]]:
-    sides = (holm_bars([getattr(h, side) if h.judged else 1.0 for h in found]) for side in ("p", "against"))
-    rows = []
-    for h, bar, opposite in zip(found, *sides, strict=True):
-        if not h.seeds:
-            rows.append((h.id, h.claim, "not run", "0", MISSING, MISSING, str(h.answer)))
-            continue
-        if not h.judged:
-            bar = f"too few seeds, {h.least} are needed"
-        elif h.answer is Answer.FAILS:
-            bar = f"{bar}; its opposite, p = {h.against:.3g}: {opposite}"
-        rows.append((h.id, h.claim, h.numbers, f"{h.seeds}", f"{h.p:.3g}", bar, str(h.answer)))
-    return rows
+    bars = holm_bars([h.p if h.judged else 1.0 for h in found])
+    opposites = holm_bars([h.against if h.judged else 1.0 for h in found])
+    return [_row(h, bar, opposite) for h, bar, opposite in zip(found, bars, opposites, strict=True)]
+
+
+def _row(h: Hypothesis, bar: str, opposite: str) -> tuple[str, ...]:
+    if not h.seeds:
+        return h.id, h.claim, "not run", "0", MISSING, MISSING, str(h.answer)
+    if not h.judged:
+        bar = f"too few seeds, {h.least} are needed"
+    elif h.answer is Answer.FAILS:
+        bar = f"{bar}; its opposite, p = {h.against:.3g}: {opposite}"
+    return h.id, h.claim, h.numbers, f"{h.seeds}", f"{h.p:.3g}", bar, str(h.answer)
 
 
 def _other_test(found: Sequence[Hypothesis], records: Sequence[Record]) -> tuple[str, ...]:
@@ -102,13 +99,10 @@ def _other_test(found: Sequence[Hypothesis], records: Sequence[Record]) -> tuple
     if len(groups) < 2:
         return ()
     cold, warm = (groups[steps].valid_losses(warm_up.ZERO, LOSING_RATE) for steps in (min(groups), max(groups)))
-    both = sum(cold[seed] is None and warm[seed] is None for seed in {*cold} & {*warm})
+    lost = [(cold[seed] is None, warm[seed] is None) for seed in {*cold} & {*warm}]
+    both, only_cold, only_warm = map(lost.count, ((True, True), (True, False), (False, True)))
     if not both:
         return ()
-    only_cold, only_warm = (
-        sum(one[seed] is None and other[seed] is not None for seed in {*cold} & {*warm})
-        for one, other in ((cold, warm), (warm, cold))
-    )
     p, against = mcnemar(only_warm, only_cold), mcnemar(only_cold, only_warm)
     (registered,) = (h for h in found if h.id == "H1")
     others = judge([replace(h, p=p, against=against) if h is registered else h for h in found])

@@ -61,6 +61,7 @@ def _curves(runs: Runs, about: Record) -> Plate:
         ax.set(xscale="log", xlabel="learning rate")
         ax.minorticks_off()
         ax.set_xticks(runs.lrs, [f"{lr:g}" for lr in runs.lrs])
+    excess, above = _limit_words(runs, about["rate"])
     floor = f"{theta_floor(0.9, about['rate']):.2f}".replace("-", "−")
     notes = (
         f"Left: a line joins the means over seeds; bars are {CONFIDENCE:.0%} intervals of the mean's ratio to the best "
@@ -70,14 +71,14 @@ def _curves(runs: Runs, about: Record) -> Plate:
         "after the last step of one run. If that eigenvalue is negative, there is no point. Dotted: the limits that "
         "the theorem on inner momentum gives each θ on a quadratic. θ's floor is not drawn; here it is "
         f"{floor}.",
-        *_above_limits(runs, about["rate"]),
+        *above,
         GPA,
         *_at_largest(runs),
         *_words(about),
     )
     caption = (
         "The loss of the average over the learning rate, for every arm, and the curvature that some of them end at, "
-        f"beside the limits of a quadratic. {_range_words(runs)}"
+        f"beside the limits of a quadratic{excess}. {_range_words(runs)}"
     )
     return Plate("gpt-rates", "Which spring bears the widest range of learning rates?", caption, fig, notes)
 
@@ -146,24 +147,30 @@ def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
         ax.legend(fontsize=7)
 
 
-def _above_limits(runs: Runs, rate: float) -> tuple[str, ...]:
-    """Return how many points lie above the limit of a quadratic, and how many of those runs are lost."""
-    found = [(arm, _sharpness(runs, arm)) for arm in ARMS.values()]
-    above = [
-        (arm, [r for r in each if r["lr"] * r["sharpness"] > _limit(arm, rate)], each) for arm, each in found if each
+def _above_limits(runs: Runs, rate: float) -> list[tuple[str, list[Record], int]]:
+    """Return, for each arm with points, its runs above the limit of a quadratic and the number of its points."""
+    return [
+        (title(arm.name), [r for r in found if r["lr"] * r["sharpness"] > _limit(arm, rate)], len(found))
+        for arm in ARMS.values()
+        if (found := _sharpness(runs, arm))
     ]
-    beyond = [r for _, some, _ in above for r in some]
-    if not beyond:
-        return ()
-    counts = listed([f"{title(arm.name)} {len(some)} of {len(each)}" for arm, some, each in above])
-    lost = sum(r["losses"]["w2"] is None for r in beyond)
+
+
+def _limit_words(runs: Runs, rate: float) -> tuple[str, tuple[str, ...]]:
+    """Return how many points lie above the limit of a quadratic, for the caption; and what follows, as a note."""
+    found = _above_limits(runs, rate)
+    above = [r for _, some, _ in found for r in some]
+    if not above:
+        return "", ()
+    count = f"{len(above)} of {sum(points for _, _, points in found)} points"
+    each = listed([f"{name} {len(some)} of {points}" for name, some, points in found])
+    lost = sum(r["losses"]["w2"] is None for r in above)
     follows = (
         f"{lost} of those runs diverged."
         if lost
         else "None of those runs diverged, so the limit for a quadratic is not one for this network."
     )
-    total = sum(len(each) for _, _, each in above)
-    return (f"{len(beyond)} of {total} points at the right lie above the limit of their θ: {counts}. {follows}",)
+    return f"; {count} lie above theirs", (f"{count} at the right lie above the limit of their θ: {each}. {follows}",)
 
 
 def _at_largest(runs: Runs) -> tuple[str, ...]:
