@@ -234,7 +234,7 @@ def test_with_strict_false_it_goes_on_with_another_method(old: dict[str, Any]) -
     with pytest.warns(tb.BelayWarning) as caught:
         belay.load_state_dict(old["belay"], strict=False)
     (said,) = [str(each.message) for each in caught]
-    assert "is ema(decay=0.99, half_life=None" in said
+    assert "was ema(decay=0.9, …) and is ema(decay=0.99, …)" in said
     assert "'swa'" not in said
     found, saved = belay.state_dict()["averages"], old["belay"]["averages"]
     for name in saved:

@@ -246,6 +246,27 @@ def test_by_hand_parameters_that_join_later_are_adopted_too() -> None:
     assert len(belay.state_dict()["averages"]["average"]["weights"]) == 4
 
 
+@pytest.mark.parametrize("method", [EMA, BELAY], ids=str)
+def test_a_weight_that_is_frozen_while_the_optimizer_holds_it_is_averaged_and_pulled_on(method: tb.Spring) -> None:
+    model, optimizer, belay = attached(method)
+    train(model, optimizer, 3)
+    model[0].requires_grad_(False)
+    w1, w2 = (state["0.weight"].clone() for state in (values(model), belay.average_state_dict()))
+    frozen, numbers = w1, method.coupling(1, 1e-2)
+    train(model, optimizer, 2, first=3)
+    for _ in range(2):  # the optimizer gives it no update
+        w1, w2 = w1 + numbers.a * (w2 - w1), w2 + numbers.b * (w1 - w2)
+    assert torch.equal(values(model)["0.weight"], frozen) is (method is EMA)
+    torch.testing.assert_close(values(model)["0.weight"], w1, rtol=0, atol=1e-6)
+    torch.testing.assert_close(belay.average_state_dict()["0.weight"], w2, rtol=0, atol=1e-6)
+
+    optimizer.param_groups[0]["params"] = [*model[2].parameters()]  # the cure: the optimizer does not hold it
+    stays = values(model)["0.weight"]
+    with pytest.warns(tb.BelayWarning, match="taken from the optimizer"):
+        train(model, optimizer, 2, first=5)
+    assert torch.equal(values(model)["0.weight"], stays)
+
+
 def test_a_method_that_cannot_be_hashed_is_as_good_as_any() -> None:
     @dataclass(frozen=True)
     class Listed:

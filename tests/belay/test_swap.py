@@ -1,5 +1,7 @@
 """The swap of weights and average when something goes wrong in the middle of it."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 import torchbelay as tb
 from helpers import seams
 from helpers.operations import Operations
-from helpers.small import EMA, attached, same, snapshot, train
+from helpers.small import EMA, attached, mlp, same, snapshot, train, values
 
 
 def test_memory_that_runs_out_while_swapping_leaves_everything_as_it_was(monkeypatch) -> None:
@@ -72,6 +74,20 @@ def test_a_graph_made_before_the_swap_is_not_silently_wrong_after_it() -> None:
         pass
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_refers_to_the_models_tensors_has_the_weights_again_after_the_block(dtype: torch.dtype) -> None:
+    model, optimizer, belay = attached(EMA, model=mlp(dtype))
+    train(model, optimizer, 3)
+    weights, average = values(model), belay.average_state_dict()
+    with belay.averaged():
+        lent, copied, exported = model.state_dict(), copy.deepcopy(model.state_dict()), belay.average_state_dict()
+        assert same(dict(lent), dict(average))
+    assert same(dict(lent), weights)
+    assert not same(weights, dict(average))
+    assert same(dict(copied), dict(average))
+    assert same(dict(exported), dict(average))
 
 
 def test_the_export_between_forward_and_backward_disturbs_nothing() -> None:

@@ -51,7 +51,16 @@ def partitioned(model: nn.Module) -> nn.Module:
 CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "no module": (lambda m, o: tb.Belay(3, o, EMA), TypeError, "model=int is not a torch.nn.Module"),
     "no optimizer": (lambda m, o: tb.Belay(m, "adam", EMA), TypeError, "optimizer=str .* before_step"),
-    "a number for a method": (lambda m, o: tb.Belay(m, o, 0.999), TypeError, "method=0.999 is neither"),
+    "a number for a method": (
+        lambda m, o: tb.Belay(m, o, 0.999),
+        TypeError,
+        r"method=0.999 is neither .*; give a method, as methods\.ema\(0\.999\)",
+    ),
+    "a decay beside the method": (
+        lambda m, o: tb.Belay(m, o, EMA, decay=0.9),
+        TypeError,
+        r"decay=0\.9 is not an option of Belay; choose from dtype, bits, .* given to the method",
+    ),
     "a class for a method": (
         lambda m, o: tb.Belay(m, o, tb.methods.lookahead),
         TypeError,
@@ -94,7 +103,11 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "a rule that returns none": (lambda m, o: tb.Belay(m, o, lambda n, p: 3), TypeError, r"no coupling\(step, lr\)"),
     "a method that returns a number": (lambda m, o: tb.Belay(m, o, NoCoupling()), TypeError, "not a Coupling"),
-    "nothing to average": (lambda m, o: tb.Belay(m, o, lambda n, p: None), ValueError, "nothing to average"),
+    "nothing to average": (
+        lambda m, o: tb.Belay(m, o, lambda n, p: EMA if n.startswith("encoder.") else None),
+        ValueError,
+        r"nothing to average for 'average': .* a method; the first names of parameters are '0.weight', '0.bias', '2",
+    ),
     "a frozen model": (
         lambda m, o: tb.Belay(copy.deepcopy(m).requires_grad_(False), None, EMA),
         ValueError,

@@ -19,10 +19,13 @@ def fresh() -> None:
     accelerate.state.GradientState._reset_state()
 
 
-def test_the_python_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(blocks) == 3
-    exec("\n".join(blocks), {"__name__": "docs", "folder": tmp_path / "saved"})
+    exec("\n".join(blocks), {"__name__": "docs"})
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if not line.startswith("[")] == ["10", "10"]  # DeepSpeed logs that it was imported
-    assert (tmp_path / "saved" / "custom_checkpoint_0.pkl").is_file()
+    assert (tmp_path / "run" / "custom_checkpoint_0.pkl").is_file()

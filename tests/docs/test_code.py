@@ -8,9 +8,11 @@ It must compile all the same, and the names that it imports exist (test_names.py
 """
 
 import ast
+import builtins
 import importlib.util
 import re
 import shlex
+import symtable
 import tomllib
 from pathlib import Path
 
@@ -64,6 +66,25 @@ def test_the_test_that_runs_a_page_is_there(page: str) -> None:
     source = (TESTS / RUN_BY[page]).read_text(encoding="utf-8")
     assert f'"{Path(page).name}"' in source
     assert re.search(r"\bexec\(|\btorchrun\(|\bfollow\(", source)
+
+
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page.parent != ROOT], ids=name)
+def test_a_page_makes_every_name_that_it_uses(page: Path) -> None:
+    """A reader copies the blocks from top to bottom; README has fragments beside its whole program."""
+    module = symtable.symtable(
+        "\n".join(block.text for block in blocks(read(page)) if block.kind == "python"), "", "exec"
+    )
+    made = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    scopes, used = [module], set()
+    while scopes:
+        scope = scopes.pop()
+        scopes += scope.get_children()
+        used |= {
+            symbol.get_name()
+            for symbol in scope.get_symbols()
+            if symbol.is_referenced() and (scope is module or symbol.is_global())
+        }
+    assert used - made - {*dir(builtins), "__file__"} == set()
 
 
 @pytest.mark.parametrize(("page", "block"), MARKED, ids=[f"{name(page)}-{block.text[:20]}" for page, block in MARKED])

@@ -26,9 +26,12 @@ def fresh() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_both_loops_run_and_save_the_same_average(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_loops_run_and_save_the_same_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert len(BLOCKS) == 4
-    names: dict[str, object] = {"__name__": "docs", "folder": str(tmp_path)}
+    names: dict[str, object] = {"__name__": "docs"}
     exec("\n".join(BLOCKS), names)
     steps, apart = capsys.readouterr().out.split()[-2:]
     assert f"After {steps} steps" in PAGE

@@ -19,11 +19,11 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
-def run(text: str, number: int, **given: Any) -> dict[str, Any]:
+def run(text: str, number: int) -> dict[str, Any]:
     """Run all blocks of a page, as many as are expected; return its names."""
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len(blocks) == number
-    names: dict[str, Any] = {"__name__": "docs", **given}
+    names: dict[str, Any] = {"__name__": "docs"}
     exec("\n".join(blocks), names)
     return names
 
@@ -48,10 +48,11 @@ def test_timms_loop_has_the_same_average_before_and_after(
 
 
 def test_torchtitans_trainer_has_the_average_of_a_plain_loop_and_resumes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     text = page("torchtitan.md")
-    names = run(text, 2, folder=tmp_path / "saved")
+    names = run(text, 2)
     assert capsys.readouterr().out.split() == ["True"]
     trainer, resumed = names["trainer"], names["resumed"]
     ours = trainer.belay.average_state_dict()
@@ -73,8 +74,9 @@ def test_torchtitans_trainer_has_the_average_of_a_plain_loop_and_resumes(
     )
 
 
-def test_an_average_can_begin_at_a_checkpoint_without_one(tmp_path: Path) -> None:
-    names = run(page("torchtitan.md"), 2, folder=tmp_path / "saved")
+def test_an_average_can_begin_at_a_checkpoint_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run(page("torchtitan.md"), 2)
     old, new, dcp = names["trainer"], names["Trainer"](seed=2), names["dcp"]
     dcp.save({key: old.states[key] for key in ("model", "optimizer")}, checkpoint_id=tmp_path / "old")
     dcp.load({key: new.states[key] for key in ("model", "optimizer")}, checkpoint_id=tmp_path / "old")

@@ -23,10 +23,13 @@ def fresh() -> None:
     accelerate.state.GradientState._reset_state()
 
 
-def test_the_python_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(blocks) == 2
-    exec("\n".join(blocks), {"__name__": "docs", "folder": str(tmp_path / "run")})
+    exec("\n".join(blocks), {"__name__": "docs"})
     printed = [line for line in capsys.readouterr().out.splitlines() if re.fullmatch(r"True|False|\d+", line)]
     assert printed == ["20", "True", "20"]
 

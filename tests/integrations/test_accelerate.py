@@ -193,11 +193,18 @@ def test_two_averages_and_another_registered_object_resume(tmp_path: Path) -> No
     assert not same(second.average_state_dict(), run.belay.average_state_dict())
 
 
-def test_a_checkpoint_of_another_decay_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_decay_is_refused_and_the_decay_may_change_afterwards(tmp_path: Path) -> None:
     Prepared(EMA).train(range(2)).accelerator.save_state(tmp_path / "saved")
-    other = Prepared(tb.Spring.ema(decay=0.99))
+    other = Prepared(tb.Spring.ema(decay=0.5))
     with pytest.raises(ValueError, match=r"the method of .* differs"):
         other.accelerator.load_state(tmp_path / "saved")
+    again = Prepared(EMA)
+    again.accelerator.load_state(tmp_path / "saved")
+    again.belay.change(tb.Spring.ema(decay=0.5))
+    before = again.belay.average_state_dict()
+    again.train([2])
+    for name, value in again.belay.average_state_dict().items():
+        torch.testing.assert_close(value, 0.5 * before[name] + 0.5 * values(again.model)[name], rtol=0, atol=1e-6)
 
 
 def test_a_checkpoint_without_an_average_is_loaded_before_attach(tmp_path: Path) -> None:

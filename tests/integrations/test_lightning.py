@@ -20,7 +20,18 @@ from torch.utils.data import DataLoader
 
 import torchbelay as tb
 from helpers.lightning_ranks import Begins
-from helpers.lightning_training import NOISE, Account, Regression, every_epoch, load, loader, loss, state, trainer
+from helpers.lightning_training import (
+    NOISE,
+    Account,
+    Regression,
+    every_epoch,
+    load,
+    loader,
+    loss,
+    parameters,
+    state,
+    trainer,
+)
 from helpers.root import ROOT
 from helpers.small import BELAY, SWINGING, same
 from torchbelay.integrations.lightning import BelayCallback
@@ -377,6 +388,39 @@ def test_a_checkpoint_of_lightnings_own_average_goes_on_with_its_weights(tmp_pat
     assert account.is_weights(state(fitted(tmp_path, every_epoch(tmp_path), epochs=4)))
 
 
+class Changing(Regression):
+    """Changes the decay when training begins, as docs/lightning.md says, and keeps an average of its own from there."""
+
+    def __init__(self, callback: BelayCallback) -> None:
+        super().__init__()
+        self.callback, self.expected = callback, {}
+
+    def on_train_start(self) -> None:
+        assert self.callback.belay is not None
+        self.callback.belay.change(SHORT)
+        average = self.callback.belay.average_state_dict()
+        self.expected = {name: average[name] for name in parameters(self)}
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.expected = {name: 0.5 * self.expected[name] + 0.5 * w for name, w in parameters(self).items()}
+
+
+def test_a_resumed_fit_may_change_the_decay(tmp_path: Path) -> None:
+    fitted(tmp_path, BelayCallback(EMA), every_epoch(tmp_path))
+    path = tmp_path / "epoch=0.ckpt"
+    message = r"differs: ema\(decay=0.9, …\) in the checkpoint, ema\(decay=0.5, …\) here; .* call belay.change"
+    with pytest.raises(ValueError, match=message):
+        fitted(tmp_path / "refused", BelayCallback(SHORT), every_epoch(tmp_path / "refused"), ckpt_path=path)
+    callback = BelayCallback(EMA)
+    watch = every_epoch(tmp_path / "changed")
+    model = fitted(tmp_path / "changed", callback, watch, model=Changing(callback), ckpt_path=path)
+    assert callback.belay is not None
+    assert callback.belay.step == 12
+    average = callback.belay.average_state_dict()
+    for name, value in model.expected.items():
+        torch.testing.assert_close(average[name], value, rtol=0, atol=1e-6)
+
+
 def test_a_resume_without_the_callback_warns(tmp_path: Path) -> None:
     fitted(tmp_path, BelayCallback(EMA), every_epoch(tmp_path), epochs=2)
     with pytest.warns(UserWarning, match=r"Please add the following callbacks: .*BelayCallback"):
@@ -637,7 +681,7 @@ def test_an_optimizer_that_was_not_made_is_refused_by_its_position(tmp_path: Pat
         ({"method": EMA, "optimizer": "every"}, "optimizer='every' is no position"),
         ({"method": EMA, "log_every_n_steps": 0}, "log_every_n_steps"),
         ({"method": EMA, "every": 0}, "every"),
-        ({"method": EMA, "decay": 0.9}, "decay"),
+        ({"method": EMA, "decay": 0.9}, "decay=0.9 is not an option of Belay"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:

@@ -325,10 +325,25 @@ def test_a_checkpoint_of_the_model_alone_is_resumed_with_a_warning(tmp_path: Pat
     assert same(run.observer.before[0], {name: saved[name] for name in run.observer.before[0]})
 
 
-def test_a_checkpoint_of_another_decay_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_decay_is_refused_and_a_callback_may_change_it(tmp_path: Path) -> None:
     Run(tmp_path / "one").train()
+    path = str(tmp_path / "one" / "checkpoint-3")
     with pytest.raises(ValueError, match=r"do not fit, and nothing was loaded: the method of .* differs"):
-        Run(tmp_path / "two", tb.Spring.ema(decay=0.9)).train(str(tmp_path / "one" / "checkpoint-3"))
+        Run(tmp_path / "two", tb.Spring.ema(decay=0.9)).train(path)
+    run = Run(tmp_path / "three")
+    begun: dict[str, Tensor] = {}
+
+    class Change(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            run.belay.change(tb.Spring.ema(decay=0.9))
+            begun.update(run.belay.average_state_dict())
+
+    run.trainer.add_callback(Change())
+    run.train(path)
+    for after in run.observer.after:
+        begun |= {name: 0.9 * begun[name] + 0.1 * value for name, value in after.items()}
+    assert len(run.observer.after) == 3
+    close(dict(run.belay.average_state_dict()), {name: begun[name] for name in run.observer.after[0]})
 
 
 # LoRA -----------------------------------------------------------------------------------------------------------------
@@ -591,7 +606,7 @@ def test_wrong_arguments_are_named_and_nothing_is_attached(tmp_path: Path) -> No
         attach(trainer, EMA, export="yes")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="save_with_optimizer is always True"):
         attach(trainer, EMA, save_with_optimizer=False)
-    with pytest.raises(TypeError, match="decay"):
+    with pytest.raises(TypeError, match=r"decay=0\.9 is not an option of Belay"):
         attach(trainer, EMA, decay=0.9)
     with pytest.raises(ValueError, match="every=0"):
         attach(trainer, EMA, every=0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchbelay as tb
-from torchbelay.physics.identity import describe, same
+from torchbelay.physics.identity import describe, difference, same
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -291,3 +291,27 @@ def test_the_comparison_takes_any_text(one: str, other: str) -> None:
 @given(FINITE)
 def test_a_number_survives_as_a_text(x: float) -> None:
     assert same(f"f(x={x!r})", describe(Mine(x)).replace("Mine(rate", "f(x"))
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "shown"),
+    [
+        (tb.methods.ema(0.9), tb.methods.ema(0.99), ("ema(decay=0.9, …)", "ema(decay=0.99, …)")),
+        (tb.methods.ema(0.9), tb.methods.ema(0.9, warmup="ratio"), ("ema(warmup=None, …)", "ema(warmup='ratio', …)")),
+        (tb.Spring.ema(decay=0.9), tb.Spring.ema(decay=0.5), ("Spring.ema(decay=0.9)", "Spring.ema(decay=0.5)")),
+        (
+            tb.Spring(k=1.0, m1=2.0, m2=3.0),
+            tb.Spring(k=1.0, m1=2.0, m2=4.0, follow="after"),
+            ("Spring(m2=3.0, …)", "Spring(m2=4.0, follow='after', …)"),
+        ),
+        (tb.methods.swa(), tb.methods.hard_sync(every=1), ("swa(every=1)", "hard_sync(every=1)")),
+        (Mine(Cosine(5.0)), Mine(Cosine(6.0)), ("Mine(rate=Cosine(steps=5.0))", "Mine(rate=Cosine(steps=6.0))")),
+    ],
+)
+def test_a_message_has_what_differs_between_two_methods(saved: Any, here: Any, shown: tuple[str, str]) -> None:
+    assert difference(describe(saved), describe(here)) == shown
+
+
+@pytest.mark.parametrize("damaged", ["ema(decay=", "<Mine at noon>", "ema(0.9)", "", "\0", 7, None])
+def test_a_message_has_a_damaged_method_as_it_is(damaged: Any) -> None:
+    assert difference(damaged, "ema(decay=0.9)") == (damaged, "ema(decay=0.9)")

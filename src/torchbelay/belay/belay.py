@@ -86,7 +86,8 @@ class Belay(Access):
         group = group_of_either(shard, options.get("workers"))
         with agreement(group) as facts:
             rules = _rules(method, spectators)
-            self._model, optimizers, self._options = check_model(model), check_optimizers(optimizer), Options(**options)
+            self._model, optimizers = check_model(model), check_optimizers(optimizer)
+            self._options = Options.given(options)
             slices = None if shard is None else Slices(group)
             self._parts = Parts(self._model, optimizers, rules, self._options, slices)
             self._optimizer = self._parts.first.optimizer

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchbelay.physics.identity import describe, same
+from torchbelay.physics.identity import describe, difference, same
 from torchbelay.physics.method import Method, Remembers
 
 from .average import Average, Entry, WholeAverage, key_of
@@ -318,7 +318,8 @@ def _is_told(found: Any, texts: tuple[str, ...]) -> bool:
 
 def _check_method(what: str, found: Any, texts: tuple[str, ...]) -> None:
     if not _is_told(found, texts):
+        saved, here = difference(found, texts[0])
         raise ValueError(
-            f"the method of {what} differs: {found} in the checkpoint, {texts[0]} here; build Belay with the "
-            f"checkpoint's method, {OR_CHANGE}"
+            f"the method of {what} differs: {saved} in the checkpoint, {here} here; build Belay with the checkpoint's "
+            f"method and call belay.change(method) after loading, {OR_CHANGE}"
         )

@@ -1,8 +1,8 @@
 """The rarer settings of a Belay, checked when it is constructed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 import torch
 
@@ -102,6 +102,22 @@ class Options:
     device: str | torch.device | None = None
     keep_initial: bool = False
     workers: Any = None
+
+    @classmethod
+    def given(cls, options: OptionArguments) -> Self:
+        """Return the options that `Belay` was given by name; a name that it does not have is refused.
+
+        >>> Options.given({"every": 4}).every
+        4
+        """
+        known = [each.name for each in fields(cls)]
+        for name, value in options.items():
+            if name not in known:
+                raise TypeError(
+                    f"{name}={value!r} is not an option of Belay; choose from {', '.join(known)}. What belongs to a "
+                    "method is given to the method, as the decay in methods.ema(0.999)"
+                )
+        return cls(**options)
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)

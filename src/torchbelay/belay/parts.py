@@ -35,7 +35,7 @@ from .slices import Slices
 from .stepper import Stepper
 from .team import all_or_none, forget_beginning, loaded_facts
 from .unseen import Unseen
-from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding
+from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding, why_nothing
 
 
 class Part:
@@ -147,7 +147,8 @@ class Parts:
         found = [part.averages.wanted(names) for part in self.each]
         for name in self.averages:
             if not any(each[name] for each in found):
-                raise ValueError(f"nothing to average for {name!r}: {self._why_nothing(names)}")
+                held = [names[id(p)] for p in self.parameters() if id(p) in names]
+                raise ValueError(f"nothing to average for {name!r}: {why_nothing(held, self.first.optimizer)}")
         company.refuse_among(self.member, self.model.parameters(), "Belay(...)")
         main = [wanted for each in found for wanted in each[MAIN]]
         if not replace:
@@ -166,13 +167,6 @@ class Parts:
         found = [part.averages.wanted() for part in self.each]
         replicas.check(found, save_with_optimizer=save_with_optimizer)
         return replicas.facts(found, self._options) | replicas.weights(found)
-
-    def _why_nothing(self, names: Names) -> str:
-        if any(id(p) in names for p in self.parameters()):
-            return "no floating-point parameter has a method"
-        if self.first.optimizer is None:
-            return "no parameter of the model requires gradients; turn them on, or use Belay.from_parameters(...)"
-        return "the optimizer holds none of the parameters; give it those, or give None and step by hand"
 
     def _refuse_shared(self) -> None:
         owners: dict[int, Part] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbelay.physics.identity import describe
+from torchbelay.physics.identity import describe, difference
 from torchbelay.physics.method import Remembers
 
 from .average import MAIN, Average, Entry
@@ -150,7 +150,7 @@ class _Revision:
             self._note(f"{label} begins at the weights as they are, at age 0, for the parameter(s) {some(new)}")
         changed = [e for e in entries.values() if not self._is_new and e.name not in unchanged and e.name not in new]
         self._changed = bool(changed)
-        for was, now in dict.fromkeys((found["methods"][e.name], describe(e.method)) for e in changed):
+        for was, now in dict.fromkeys(difference(found["methods"][e.name], describe(e.method)) for e in changed):
             self._note(f"the method of {label} was {was} and is {now} from now on: values and ages go on")
         for kind in list(SLOTS)[1:]:
             if any(e.name not in found[kind] for e in changed if inertias(e.method)[kind == "velocities2"] is not None):

@@ -21,7 +21,7 @@ def as_rule(method: Method | Rule) -> Rule:
         return method
     raise TypeError(
         f"method={method!r} is neither an averaging method (an object with coupling(step, lr), as Spring) nor a "
-        "function (name, parameter) -> method or None"
+        "function (name, parameter) -> method or None; give a method, as methods.ema(0.999)"
     )
 
 

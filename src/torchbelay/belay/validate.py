@@ -39,6 +39,16 @@ def check_model(model: object) -> nn.Module:
     return module
 
 
+def why_nothing(held: list[str], optimizer: Optimizer | None) -> str:
+    """Return why an average has no parameter, if these are the names of those that the optimizer holds."""
+    if held:
+        first = ", ".join(map(repr, held[:4]))
+        return f"no floating-point parameter has a method; the first names of parameters are {first}"
+    if optimizer is None:
+        return "no parameter of the model requires gradients; turn them on, or use Belay.from_parameters(...)"
+    return "the optimizer holds none of the parameters; give it those, or give None and step by hand"
+
+
 def check_optimizers(optimizer: object) -> Sequence[Optimizer | None]:
     """Return all optimizers, without the wrappers that are known; refuse those without torch's step hooks."""
     if optimizer is None:

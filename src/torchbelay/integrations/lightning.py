@@ -87,7 +87,9 @@ class BelayCallback(Callback):
         for rule in (self._method, *spectators.values()):
             as_rule(rule)
         # A device is looked at when it is used: processes that are forked must not find CUDA at work.
-        Options(**cast(OptionArguments, {k: v for k, v in self._options.items() if k not in ("spectators", "device")}))
+        Options.given(
+            cast(OptionArguments, {k: v for k, v in self._options.items() if k not in ("spectators", "device")})
+        )
         for name, chosen in self._chosen().items():
             if chosen not in (None, "average", *spectators):
                 known = ", ".join(map(repr, ("average", *spectators)))

@@ -11,7 +11,7 @@ it, and the weights w1, from which training goes on.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet, ref
 
 import torch
@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 
 from torchbelay.belay import Belay
 from torchbelay.belay.optimizers import unwrapped
-from torchbelay.belay.options import Options
+from torchbelay.belay.options import OptionArguments, Options
 from torchbelay.belay.rules import Rule, as_rule
 from torchbelay.belay.signals import signals_held
 from torchbelay.physics.method import Method
@@ -85,7 +85,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
                 "save_with_optimizer is always True with a Trainer, which saves the optimizer; leave it out"
             )
         as_rule(method)
-        Options(**{name: value for name, value in options.items() if name not in _OF_BELAY})
+        Options.given(cast(OptionArguments, {k: v for k, v in options.items() if k not in _OF_BELAY}))
         self._method, self._export, self._options = method, export, options
         self._belay: Belay | None = None
         self._follows: tuple[nn.Module, Optimizer] | None = None

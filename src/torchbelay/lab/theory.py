@@ -267,7 +267,8 @@ def _draw_noise(records: Sequence[Record]) -> Plate:
     ax.set_title("noise of the average, over that of SGD's weights")
     ax.legend(loc="upper left")
     caption = (
-        "At every speed, critical damping leaves the average with the least noise: at slow speeds half of an EMA's. "
+        "At every speed up to SGD's, critical damping leaves the average with the least noise: at slow speeds half of "
+        "an EMA's. "
         "BELAY's springs are slower than an EMA of equal noise, and none is faster than SGD."
     )
     notes = (

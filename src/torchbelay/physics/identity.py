@@ -4,6 +4,7 @@ Equal methods have equal texts, in any process and whatever numbers they were wr
 `half_life=50.0`. What cannot be told (a lambda, a repr with an address) is refused.
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -77,6 +78,39 @@ def same(saved: str, here: str) -> bool:
     (True, False)
     """
     return saved == here or _TOKEN.sub(_canonical, saved) == _TOKEN.sub(_canonical, here)
+
+
+def difference(saved: Any, here: str) -> tuple[Any, str]:
+    """Return two texts for a message: what two calls of one name have in common is left out.
+
+    `saved` comes from a checkpoint. If it is damaged, it is returned as it is.
+
+    >>> difference("ema(decay=0.9, warmup=None)", "ema(decay=0.99, warmup=None)")
+    ('ema(decay=0.9, …)', 'ema(decay=0.99, …)')
+    >>> difference("swa(every=1)", "ema(decay=0.99)")
+    ('swa(every=1)', 'ema(decay=0.99)')
+    """
+    was, now = _named_arguments(saved), _named_arguments(here)
+    if was is None or now is None or was[0] != now[0]:
+        return saved, here
+    (name, first), (_, second) = was, now
+    common = {key for key in first.keys() & second.keys() if same(first[key], second[key])}
+    if not common:
+        return saved, here
+    one, other = ([f"{key}={text}" for key, text in each.items() if key not in common] for each in (first, second))
+    return f"{name}({', '.join([*one, '…'])})", f"{name}({', '.join([*other, '…'])})"
+
+
+def _named_arguments(text: Any) -> tuple[str, dict[str, str]] | None:
+    """Return the name of a call and its arguments, all of them named; None if the text is not such a call."""
+    try:
+        call = ast.parse(text, mode="eval").body
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):  # a repr that is not Python, or damaged
+        return None
+    if not isinstance(call, ast.Call) or call.args:
+        return None
+    found = {each.arg: ast.get_source_segment(text, each.value) for each in call.keywords}
+    return ast.unparse(call.func), {key: value for key, value in found.items() if key and value}
 
 
 def _canonical(token: re.Match[str]) -> str:

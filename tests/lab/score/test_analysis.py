@@ -286,3 +286,11 @@ def test_fids_where_all_seeds_are_lost_are_not_those_at_the_best_rate() -> None:
     assert fid_at_best(lost_alone, StudyResults(records, "table1"), "EMA") == {}
     everywhere = StudyResults(score_records.runs("table1", {3e-4: 1.0, 5e-2: 1.0}, {"EMA": None}), "table1")
     assert fid_at_best(lost_alone, everywhere, "EMA") == {3: None, 4: None, 5: None}
+
+
+def test_two_runs_of_one_place_are_refused_and_do_not_hide_each_other() -> None:
+    lines = score_records.runs("rates", {1e-3: 0.1}, {"BELAY": 1.0})
+    study = StudyResults([*lines, *lines], "rates")
+    assert len(study.runs) == 2 * len(lines)
+    with pytest.raises(ValueError, match=r"two runs of rates have arm BELAY, rate 0\.001, seed 0"):
+        study.lost_count("BELAY", 1e-3)

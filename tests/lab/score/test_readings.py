@@ -102,3 +102,14 @@ def test_the_committed_records_have_every_reading_with_five_seeds() -> None:
     assert len(plate.figure.rows) == 12
     assert "Training works with 500 steps of warm-up" in plate.caption
     assert "cold start" not in plate.caption
+
+
+def test_the_note_counts_the_lost_runs_of_all_readings() -> None:
+    """Readings share arm, rate and seed, and none may hide another."""
+    lines = run.read_committed("readings", "")
+    runs = [line for line in lines if line["kind"] == "run"]
+    losses = [line["final"].get("w2", {}).get("test") for line in runs]
+    lost = sum(loss is None or loss > 0.5 for loss in losses)
+    assert 0 < lost < len(runs)
+    (plate,) = readings.draw(lines)
+    assert f"{lost} of {len(runs)} runs are lost: " in " ".join(plate.notes)

@@ -18,7 +18,7 @@ from torchbelay.lab.score.sign import lost_by_theta, ratios_to_zero, theta_text
 from torchbelay.lab.statistics import MARGIN, working_range
 from torchbelay.lab.statistics import WORKS as BAR
 
-from .planar import WORKS, curve, functions
+from .planar import WORKS, curve, functions, more
 from .ranges import NOTABLE, count_working, decades
 from .verdict import Claim, Finding, Records, find
 
@@ -112,7 +112,7 @@ def judge_robustness(records: Records) -> Finding:
     own: list[str] = []  # what only each method's own best loss shows
     for rival, possessive in RIVALS.items():
         plane, widths = compare_on_plane(records, rival)
-        tests[f"wider than {possessive} on the plane"] = plane.wider > plane.narrower
+        tests[f"wider than {possessive} on the plane"] = more(plane.wider, plane.narrower)
         numbers += [(f"plane: BELAY's range against {possessive}", _format_tally(plane, "cases")), *widths]
         tallies = [plane]
         for place, compare in TRAINED.items():
@@ -215,11 +215,11 @@ CLAIMS = (
         "Ten comparisons of the range of learning rates that work: five with EMA, and the same five with the matched "
         f"EMA. On the plane, a rate works if {WORKS:.0%} of the starts converge. BELAY wins if, over all functions "
         f"with SGD and with Adam, its range is wider by at least {NOTABLE} steps of the grid more often than it is "
-        f"narrower. On the ring and on MNIST, a rate works if the loss is within {BAR:g} times the best loss: once the "
-        "better best loss of the two methods, and once each method's own. BELAY wins if its range is more than "
-        f"{MARGIN - 1:.0%} wider for at least {SURE:.0%} of the seeds, and loses if it is for at most {1 - SURE:.0%}. "
-        "Holds if BELAY wins all ten, in part if it wins at least half. The other sign of the spring is among the "
-        "numbers and does not count.",
+        "narrower, and loses in the opposite case. On the ring and on MNIST, a rate works if the loss is within "
+        f"{BAR:g} times the best loss: once the better best loss of the two methods, and once each method's own. BELAY "
+        f"wins if its range is more than {MARGIN - 1:.0%} wider for at least {SURE:.0%} of the seeds, and loses if it "
+        f"is for at most {1 - SURE:.0%}. Holds if BELAY wins all ten, in part if it wins at least half. The other sign "
+        "of the spring is among the numbers and does not count.",
         ("robustness", "ring", "mnist"),
         judge_robustness,
         "robustness-adam-nominal",

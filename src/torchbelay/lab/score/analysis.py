@@ -7,6 +7,7 @@ the data that made it.
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from statistics import median, variance
 
@@ -77,9 +78,6 @@ class StudyResults:
     def __init__(self, records: Iterable[Record], name: str, arms: Collection[str] | None = None) -> None:
         self.name = name
         self.runs = [run for run in select(records, "run", study=name) if arms is None or run["arm"] in arms]
-        self._at: dict[tuple[str, float], dict[int, Record]] = {}
-        for run in self.runs:
-            self._at.setdefault((run["arm"], run["lr"]), {})[run["seed"]] = run
         present = dict.fromkeys(run["arm"] for run in self.runs)
         self.arms = [arm for arm in ARMS if arm in present] + [arm for arm in present if arm not in ARMS]
         self.lrs = sorted({float(run["lr"]) for run in self.runs})
@@ -87,6 +85,17 @@ class StudyResults:
 
     def __bool__(self) -> bool:
         return bool(self.runs)
+
+    @cached_property
+    def _at(self) -> dict[tuple[str, float], dict[int, Record]]:
+        """The runs by arm and rate, then by seed. Two of one place would hide each other, and are refused."""
+        found: dict[tuple[str, float], dict[int, Record]] = {}
+        for run in self.runs:
+            if run["seed"] in (seeds := found.setdefault((run["arm"], run["lr"]), {})):
+                where = f"arm {run['arm']}, rate {run['lr']:g}, seed {run['seed']}"
+                raise ValueError(f"two runs of {self.name} have {where}; take the runs of one setting")
+            seeds[run["seed"]] = run
+        return found
 
     @property
     def ema(self) -> str:

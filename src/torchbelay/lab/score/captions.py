@@ -7,7 +7,7 @@ from torchbelay.lab.part import Record
 from torchbelay.lab.report.words import listed
 from torchbelay.lab.statistics import CONFIDENCE, MARGIN, Range
 
-from .analysis import FAILED, StudyResults, select
+from .analysis import FAILED, StudyResults, is_lost, select
 
 PAIRED = (
     f"Ratios are taken seed by seed (dots); shown are their geometric mean and its {CONFIDENCE:.0%} t-interval. "
@@ -35,7 +35,7 @@ def describe_networks(study: StudyResults) -> str:
 
 def describe_lost_runs(study: StudyResults) -> str:
     """Return how many runs are lost and what "lost" means, as a sentence."""
-    count = sum(study.lost_count(arm, lr) for arm in study.arms for lr in study.rates(arm))
+    count = sum(is_lost(run["final"].get("w2", {}).get("test")) for run in study.runs)
     if not count:
         return "No run is lost."
     below, above = study.loss_gap()

@@ -168,7 +168,8 @@ class StudyRun:
         """Return how long a group took and its records, from the cache if it was finished before."""
         reference, mode = self._fid_reference(each), self.resources.mode
         identity = None if reference is None else reference.inception.identity
-        cached = CachedRecords(each.study, each, mode, versions(self.device), identity)
+        plain = replace(each, differs=())  # words about a group change nothing in its runs
+        cached = CachedRecords(each.study, plain, mode, versions(self.device), identity)
         if not self.settings.anew and (before := cached.read()) is not None:
             self.tick(len(each.lanes) * each.steps)
             return before

@@ -158,7 +158,8 @@ def figure4(seeds: Sequence[int] = (6, 7, 8), share: float = 1.0) -> Iterator[Gr
     lanes = tuple(Lane(arm, SAFE_RATE) for arm in arms)
     fids = tuple(i for i, lane in enumerate(lanes) if lane.arm.name in (EMA, BELAY))
     rate = (
-        f"The learning rate is {SAFE_RATE:g}, not the paper's {PAPER_RATE:g}, at which no network of this kind trains."
+        f"The learning rate is {SAFE_RATE:g}, not the paper's {PAPER_RATE:g}, at which no such network trains from a "
+        "cold start."
     )
     for seed in seeds:
         group = Group("figure4", "mnist", NCSN(), lanes, seed, round(5000 * share), batch=64, points=40, fids=fids)
