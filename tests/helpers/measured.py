@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from statistics import fmean
 from types import ModuleType
 
@@ -12,12 +13,11 @@ from helpers import kept_records
 from helpers.root import ROOT
 from torchbelay.lab.arms import EQUAL
 from torchbelay.lab.records import select
-from torchbelay.lab.score.analysis import StudyResults, compare_fids
-from torchbelay.lab.score.comparison import format_ratio
-from torchbelay.lab.score.effects import effects
-from torchbelay.lab.score.penalty import losses_by_cell
+from torchbelay.lab.score.analysis import StudyResults, compare_fids, fids
+from torchbelay.lab.score.comparison import compare
+from torchbelay.lab.score.effects import effects, mean_fid
+from torchbelay.lab.score.penalty import compare_losses, losses_by_cell
 from torchbelay.lab.score.warm_up import NEGATIVE, ZERO, by_warm_up
-from torchbelay.lab.statistics import ratio
 
 
 def load_report() -> ModuleType:
@@ -30,47 +30,41 @@ def load_report() -> ModuleType:
     return report
 
 
-def _fids(part: str, arm: str, study: str, lr: float) -> list[float]:
-    """Return the FID of every seed of an arm, whose average is meant."""
-    return [
-        line["fid"]
-        for line in kept_records.lines(part)
-        if line["kind"] == "fid" and (line["study"], line["arm"], line["lr"], line["weights"]) == (study, arm, lr, "w2")
-    ]
-
-
 def ema_beside_belay() -> str:
     """Return the FIDs of EMA and BELAY on MNIST."""
-    ema, belay = (fmean(_fids("mnist", arm, "table1", 3e-4)) for arm in (EQUAL, "BELAY"))
-    (decay,) = {
-        f"{1 - line['rate']:g}".lstrip("0")
-        for line in kept_records.lines("mnist")
-        if line["kind"] == "run" and line["arm"] == EQUAL
-    }
-    return f"MNIST, FID at learning rate 3e-4 (lower is better): EMA of decay {decay} {ema:.1f}, BELAY {belay:.1f}."
+    lines = kept_records.lines("mnist")
+    study = StudyResults(lines, "table1")
+    found = compare_fids(lines, study, "BELAY", EQUAL, 3e-4)
+    assert not found.unpaired
+    ema, belay = (fmean(fid or math.nan for fid in fids(lines, study, arm, 3e-4).values()) for arm in (EQUAL, "BELAY"))
+    (decay,) = {f"{1 - line['rate']:g}".lstrip("0") for line in lines if line["kind"] == "run" and line["arm"] == EQUAL}
+    return (
+        f"MNIST, FID at learning rate 3e-4 (lower is better), mean of {found.seeds} seeds: EMA of decay {decay} "
+        f"{ema:.1f}, BELAY {belay:.1f}; the ratio is {found.size}."
+    )
 
 
 def ema_beside_weights() -> str:
     """Return how much lower the loss of an EMA is than that of the weights of the same run."""
     found = []
     for part, study, lr in (("mnist", "table1", 3e-4), ("cifar10", "cifar10", 1e-3)):
-        runs = [
-            line["final"]
-            for line in kept_records.lines(part)
-            if line["kind"] == "run" and (line["study"], line["arm"], line["lr"]) == (study, EQUAL, lr)
-        ]
-        ratios = [run["w2"]["test"] / run["w1"]["test"] for run in runs]
-        assert len(ratios) == 3
-        assert max(ratios) < 1
-        found.append(f"{fmean(ratios):.3f}")
-    return f"Test loss of the average ÷ that of the weights, mean of 3 seeds: MNIST {found[0]}, CIFAR-10 {found[1]}."
+        results = StudyResults(kept_records.lines(part), study)
+        found.append(compare(*(results.valid_losses(EQUAL, lr, weights) for weights in ("w2", "w1"))))
+    (seeds,) = {each.seeds for each in found}
+    return (
+        f"Test loss of the average ÷ that of the weights, {seeds} seeds: MNIST {found[0].size}, CIFAR-10 "
+        f"{found[1].size}."
+    )
 
 
 def several_averages() -> str:
     """Return the time of four averages in one pass beside that of four passes."""
-    result = json.loads(load_report().RESULT.read_text())["scaling"]["averages"]["4"]
+    kept = json.loads(load_report().RESULT.read_text())
+    result = kept["scaling"]["averages"]["4"]
     one, four = (result[name]["wall"]["median"] for name in ("4 in one pass", "4 one after the other"))
-    return f"Four averages in one pass take {one / four:.2f} of the time of four passes."
+    return (
+        f"Four averages in one pass take {one / four:.2f} of the time of four passes (medians on an {kept['device']})."
+    )
 
 
 def afterwards() -> str:
@@ -80,8 +74,8 @@ def afterwards() -> str:
     best = min(runs, key=lambda run: run["made"])
     (weights,) = select(kept, "mnist weights")
     return (
-        f"MNIST: the best of {len(runs)} lengths, a half-life of {best['half_life']:g} steps, has a test loss of "
-        f"{best['made']:.4f} made afterwards and {best['along']:.4f} trained along; the weights have "
+        f"MNIST, one network: the best of {len(runs)} lengths, a half-life of {best['half_life']:g} steps, has a test "
+        f"loss of {best['made']:.4f} made afterwards and {best['along']:.4f} trained along; the weights have "
         f"{weights['loss']:.4f}."
     )
 
@@ -112,35 +106,36 @@ def repelling() -> str:
     p = cold.compare(NEGATIVE, ZERO, 0.012).p_loses_fewer
     warmed = warm.compare(NEGATIVE, ZERO, 0.012)
     assert warmed.below
-    without = penalty_ratio(0.0, 0.0895)
+    cells = {cell: compare_losses(losses) for cell, losses in losses_by_cell(kept_records.lines("penalty")).items()}
+    (trained,) = {cell.seeds for cell in cells.values()}
+    assert not any(cell.unpaired for cell in cells.values())
     lines = kept_records.lines("cifar10")
     study = StudyResults(lines, "cifar10")
-    price, fid = study.compare("θ −0.5", EQUAL, 1e-3), compare_fids(lines, study, "θ −0.5", EQUAL, 1e-3)
-    assert price.above
-    assert fid.above
+    fid = compare_fids(lines, study, "θ −0.5", EQUAL, 1e-3)
+    assert {f"{run['rate']:.3g}" for run in study.runs_at("θ −0.5", 1e-3).values()} == {"0.0895"}
+    assert not fid.unpaired
+    assert not {*study.seeds} & {*losses_by_cell(kept_records.lines("penalty"))[0.9, 0.0895]}
     return (
-        f"MNIST at learning rate 0.012, from a cold start: {counts[cold, NEGATIVE]} of {seeds} runs lost, EMA "
-        f"{counts[cold, ZERO]} (p = {p:.1g}); with warm-up: {counts[warm, NEGATIVE]}, EMA {counts[warm, ZERO]}. Loss ÷ "
-        f"EMA's: MNIST with warm-up {warmed.point:.3f}; CIFAR-10 with Adam's momentum {price.point:.3f} (FID "
-        f"{fid.point:.3g}), without {without:.3f}."
+        f"MNIST at learning rate 0.012, {seeds} seeds: from a cold start {counts[cold, NEGATIVE]} lost, EMA "
+        f"{counts[cold, ZERO]} (p = {p:.1g}); with warm-up {counts[warm, NEGATIVE]}, EMA {counts[warm, ZERO]}, loss ÷ "
+        f"EMA's {warmed.size}. CIFAR-10, {trained} seeds, loss ÷ EMA's: at `rate=1/200` {cells[0.9, 0.005].size}; at "
+        f"`rate=.0895` {cells[0.9, 0.0895].size}, FID {fid.size[:-1]}, {fid.seeds} other seeds), without Adam's "
+        f"momentum {cells[0.0, 0.0895].size}."
     )
-
-
-def penalty_ratio(beta1: float, rate: float) -> float:
-    """Return the loss of θ = −0.5 over EMA's on CIFAR-10, in a cell of the study."""
-    pairs = losses_by_cell(kept_records.lines("penalty"))[beta1, rate].values()
-    found = ratio(*zip(*pairs, strict=True))
-    assert found is not None
-    return found.mean
 
 
 def belay() -> str:
     """Return BELAY beside EMA in the three ways, in their order."""
-    ratios = []
+    ratios, seeds = [], set()
     for part, study in (("mnist", "table1"), ("cifar10", "cifar10")):
         (found,) = [each for each in effects(kept_records.lines(part), (study,)) if each.quantity == "FID"]
-        ratios.append(", ".join(format_ratio(way[0].point or 0.0) for way in found.ways))
+        ratios.append(", ".join(each.size for way in found.ways for each in way))
+        seeds.add(found.seeds)
+        assert [len(way) for way in found.ways] == [1, 1, 1]
+    (count,) = seeds
+    about = mean_fid(cifar10 := kept_records.lines("cifar10"), StudyResults(cifar10, "cifar10"))
+    assert about is not None
     return (
-        f"FID ÷ EMA's at equal nominal rate, at equal effective rate, at each one's best: MNIST {ratios[0]}; "
-        f"CIFAR-10 {ratios[1]}."
+        f"FID ÷ EMA's at equal nominal rate, at equal effective rate, at each one's best, {count} seeds: MNIST "
+        f"{ratios[0]}; CIFAR-10, a short run at FID about {float(f'{about:.1g}'):g}, {ratios[1]}."
     )

@@ -95,13 +95,29 @@ def test_the_table_has_measured_and_predicted_shares() -> None:
     table, judged = penalty.draw(study_records.penalty(ratios()))
     assert isinstance(table.figure, Table)
     rows = {row[0]: row[1:] for row in table.figure.rows}
-    assert rows["β1 = 0.9, c = 0.0895"][:2] == ("0.2000", "0.2080")
-    assert rows["β1 = 0.9, c = 0.0895"][2].startswith("1.040 (")
-    assert rows["β1 = 0.9, c = 0.005"][0] == "0.4000"
-    assert rows["β1 = 0, c = 0.0895"][3].endswith("predicted 0.26 (0.19 to 0.66): agrees")
+    assert rows["β1 = 0.9, c = 0.0895"][:3] == ("4", "0.2000", "0.2080")
+    assert rows["β1 = 0.9, c = 0.0895"][3].startswith("1.040 (")
+    assert rows["β1 = 0.9, c = 0.005"][1] == "0.4000"
+    assert rows["β1 = 0, c = 0.0895"][4].endswith("predicted 0.26 (0.19 to 0.66): agrees")
     check_brevity(table)
     assert isinstance(judged.figure, Table)
     assert [row[0] for row in judged.figure.rows] == [*ELSEWHERE]
+
+
+def test_the_table_counts_the_seeds_of_each_cell_and_those_that_are_lost() -> None:
+    records = study_records.penalty(ratios(beta=None))
+    partly = [r for r in records if (r["seed"], r["theta"], r["beta1"], r["rate"]) != (13, -0.5, 0.9, 0.005)]
+    table = penalty.draw(partly)[0]
+    assert isinstance(table.figure, Table)
+    rows = {row[0]: row[1:] for row in table.figure.rows}
+    assert {name: row[0] for name, row in rows.items()} == {
+        "β1 = 0.9, c = 0.0895": "4",
+        "β1 = 0.9, c = 0.005": "3",
+        "β1 = 0, c = 0.0895": "4",
+        "β1 = 0, c = 0.005": "4",
+    }
+    assert rows["β1 = 0, c = 0.0895"][1:4] == ("0.2000", "4 of 4 lost", "–")
+    assert any("is a mean of ratios" in note for note in table.notes)
 
 
 def test_it_is_a_part_and_without_runs_it_draws_nothing() -> None:

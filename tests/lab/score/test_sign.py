@@ -84,7 +84,7 @@ def test_one_lost_seed_is_no_evidence_and_leaves_the_ratios() -> None:
     assert "lose fewer" not in full_text(made["sign-theta"])
     table = made["sign-table"]
     assert cells(table, "θ = −0.5")["0.012: loss"] == "0.150, 1 of 5 lost"
-    assert cells(table, "θ = −0.5")["0.012: ÷ θ = 0"] == "1.000 (1.000 to 1.000)"
+    assert cells(table, "θ = −0.5")["0.012: ÷ θ = 0"] == "1.0000 (1.0000 to 1.0000)"
     assert cells(table, "θ = +1")["0.012: ÷ θ = 0"] == "fewer lost, p = 0.5"
 
 

@@ -21,12 +21,17 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 
 def format_ratio(ratio: float) -> str:
-    """Return a ratio with three digits, and near 1 with three decimals, which show on which side of 1 it lies.
+    """Return a ratio with three digits, near 1 with three decimals, and with four if three would make it 1.000.
 
-    >>> format_ratio(1.0036), format_ratio(0.794), format_ratio(12.3)
-    ('1.004', '0.794', '12.3')
+    So the text shows on which side of 1 the ratio lies.
+
+    >>> format_ratio(1.0036), format_ratio(0.99987), format_ratio(0.794), format_ratio(12.3)
+    ('1.004', '0.9999', '0.794', '12.3')
     """
-    return f"{ratio:.3f}" if 0.9 < ratio < 1.1 else f"{ratio:.3g}"
+    if not 0.9 < ratio < 1.1:
+        return f"{ratio:.3g}"
+    text = f"{ratio:.3f}"
+    return f"{ratio:.4f}" if text == "1.000" else text
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torchbelay.lab.arms import BELAY, MATCHED
 from torchbelay.lab.part import MISSING, Plate, Record, Table
+from torchbelay.lab.report.words import listed
 
 from .analysis import StudyResults, compare_fids, fids, rate_of_fids
 from .comparison import Comparison, compare, format_ratio
@@ -28,6 +29,7 @@ class Effect:
     nominal: Mapping[float, Comparison]  # by learning rate
     effective: Mapping[float, Comparison]
     best: Comparison
+    left_out: tuple[Sequence[float], Sequence[float]]  # the rates that the first two ways lack because runs are lost
 
     def __bool__(self) -> bool:
         return any(each.point is not None for each in (*self.nominal.values(), *self.effective.values(), self.best))
@@ -51,6 +53,18 @@ class Effect:
         """The comparisons of the three ways."""
         return [*self.nominal.values()], [*self.effective.values()], [self.best]
 
+    @property
+    def seeds(self) -> str:
+        """The number of seeds as text, lost ones included; those of the three ways if they differ."""
+        counts = [_count_seeds(way) for way in self.ways]
+        known = {count for count in counts if count != MISSING}
+        return known.pop() if len(known) == 1 else ", ".join(counts)
+
+
+def _count_seeds(found: Sequence[Comparison]) -> str:
+    counts = sorted({each.seeds for each in found if each.seeds})
+    return " to ".join(dict.fromkeys(f"{count}" for count in (counts[0], counts[-1]))) if counts else MISSING
+
 
 def _list_rates(found: Mapping[float, Comparison], rival: str) -> str:
     return "; ".join(f"at {lr:g} {each.describe(BELAY, rival)}" for lr, each in found.items()) or MISSING
@@ -68,17 +82,17 @@ def spans(found: Sequence[Effect]) -> list[str]:
 
 
 def _span(found: Sequence[Comparison]) -> str:
-    """Return the least and the largest ratio, marked if all are undecided; "not run" if there is none.
+    """Return the least and the largest ratio, each marked if it is undecided; "not run" if there is none.
 
-    >>> _span([compare({0: 1.1, 1: 1.1}, {0: 1.0, 1: 1.0}), compare({0: 1.2, 1: 1.2}, {0: 1.0, 1: 1.0})])
-    '1.1 to 1.2'
+    >>> _span([compare({0: 1.1, 1: 1.1}, {0: 1.0, 1: 1.0}), compare({0: 1.3, 1: 1.4}, {0: 1.0, 1: 1.2})])
+    '1.1 to 1.23 (undecided)'
     """
     known = sorted((each for each in found if each.point is not None), key=lambda each: each.point or 0.0)
     if not known:
         return "not run"
-    ends = dict.fromkeys(format_ratio(each.point or 0.0) for each in (known[0], known[-1]))
-    mark = " (undecided)" if all(each.reading == "open" for each in known) else ""
-    return " to ".join(ends) + mark
+    marks = {"open": " (undecided)"}
+    ends = [f"{format_ratio(each.point or 0.0)}{marks.get(each.reading, '')}" for each in (known[0], known[-1])]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def loss_effect(study: StudyResults) -> Effect:
@@ -88,12 +102,15 @@ def loss_effect(study: StudyResults) -> Effect:
     """
     rival = study.ema
 
-    def along(other: str) -> dict[float, Comparison]:
-        shared = [lr for lr in study.lrs if all(_keeps(study, arm, lr) for arm in (BELAY, other))]
-        return _without_lost({lr: study.compare(BELAY, other, lr) for lr in shared})
+    def along(other: str) -> tuple[dict[float, Comparison], list[float]]:
+        found = {lr: each for lr in study.lrs if (each := study.compare(BELAY, other, lr)).seeds}
+        kept = {lr: each for lr, each in found.items() if all(_keeps(study, arm, lr) for arm in (BELAY, other))}
+        shown = _without_lost(kept)
+        return shown, [lr for lr in found if lr not in shown]
 
+    (nominal, first), (effective, second) = along(rival), along(MATCHED)
     best = compare(study.at_best(BELAY), study.at_best(rival))
-    return Effect(study.name, LOSS, rival, along(rival), along(MATCHED), best)
+    return Effect(study.name, LOSS, rival, nominal, effective, best, (first, second))
 
 
 def _without_lost(found: dict[float, Comparison]) -> dict[float, Comparison]:
@@ -110,11 +127,14 @@ def fid_effect(records: Sequence[Record], study: StudyResults) -> Effect:
     """Return the effect on FID, at the rates at which both arms have images of networks that are not lost."""
     rival = study.ema
 
-    def along(other: str) -> dict[float, Comparison]:
+    def along(other: str) -> tuple[dict[float, Comparison], list[float]]:
         found = {lr: compare_fids(records, study, BELAY, other, lr) for lr in study.lrs}
-        return {lr: each for lr, each in found.items() if each.point is not None}
+        lost = [lr for lr, each in found.items() if each.point is None and each.seeds]
+        return {lr: each for lr, each in found.items() if each.point is not None}, lost
 
-    return Effect(study.name, FID, rival, along(rival), along(MATCHED), compare_fids(records, study, BELAY, rival))
+    (nominal, first), (effective, second) = along(rival), along(MATCHED)
+    best = compare_fids(records, study, BELAY, rival)
+    return Effect(study.name, FID, rival, nominal, effective, best, (first, second))
 
 
 def effects(records: Sequence[Record], names: Sequence[str]) -> list[Effect]:
@@ -131,12 +151,32 @@ def _effects(records: Sequence[Record], names: Sequence[str]) -> Iterator[Effect
             yield found
 
 
+def describe_left_out(found: Sequence[Effect], names: Mapping[str, str]) -> str:
+    """Return which rates the first two ways lack because runs are lost, and the rule, as text."""
+    texts = [f"{names[each.study]}, {each.quantity} at {_rates_left_out(each)}" for each in found if any(each.left_out)]
+    if not texts:
+        return "No rate is left out because of lost runs."
+    partly = any(each.unpaired for effect in found for way in effect.ways[:2] for each in way)
+    stay = " A rate stays if none would be left without it, or if it has FIDs; its cell then counts the lost runs."
+    return (
+        f"The first two ways leave out rates at which a run of the two arms is lost: {'; '.join(texts)}."
+        f"{stay if partly else ''}"
+    )
+
+
+def _rates_left_out(effect: Effect) -> str:
+    """Return the rates; with the way if the two ways differ."""
+    first, second = (listed([f"{lr:g}" for lr in rates]) for rates in effect.left_out)
+    ways = ((first, NOMINAL), (second, EFFECTIVE))
+    return first if first == second else ", ".join(f"{rates} ({way})" for rates, way in ways if rates)
+
+
 def effects_plate(records: Sequence[Record], part: str, names: Mapping[str, str]) -> Plate | None:
     """Return the table of effects; `names` says what the studies are called. None without records."""
     found = effects(records, [*names])
     if not found:
         return None
-    rows = tuple((f"{names[each.study]}, {each.quantity}", *each.cells) for each in found)
+    rows = tuple((f"{names[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found)
     first = found[0]
     caption = (
         f"BELAY's loss and FID over those of the {first.rival}: at {NOMINAL}, at {EFFECTIVE} (the matched EMA) and at "
@@ -149,9 +189,10 @@ def effects_plate(records: Sequence[Record], part: str, names: Mapping[str, str]
         "than BELAY; the matched EMA moves as fast, and averages over as many steps.",
         "The best rate of a seed is chosen by the training loss of the other seeds, among the rates at which the arm "
         "keeps more than half of its seeds. FIDs exist at few rates: there one rate is chosen for all seeds.",
+        describe_left_out(found, names),
     )
     title = "BELAY against EMA, in three ways"
-    return Plate(f"{part}-effects", title, caption, Table(("", *map(str.capitalize, WAYS)), rows), notes)
+    return Plate(f"{part}-effects", title, caption, Table(("", "Seeds", *map(str.capitalize, WAYS)), rows), notes)
 
 
 def mean_fid(records: Sequence[Record], study: StudyResults, arm: str = BELAY) -> float | None:

@@ -11,10 +11,11 @@ from itertools import product
 
 from torchbelay.lab.hypotheses import Hypothesis, hypotheses_plate, judge
 from torchbelay.lab.part import MISSING, Plate, Record, Settings, Table, Tick
-from torchbelay.lab.statistics import CONFIDENCE, one_sided, ratio, t_quantile
+from torchbelay.lab.statistics import CONFIDENCE, one_sided, t_quantile
 
 from . import run as study_run
 from .analysis import is_lost, select
+from .comparison import Comparison, compare
 from .prediction import BETAS, RATES, REFERENCE, THETA, Cell, Share, committed
 from .studies import averaging_name
 
@@ -66,6 +67,12 @@ def _is(r: Record, theta: float, beta1: float) -> bool:
 def _kept(losses: Record) -> float | None:
     loss: float | None = losses["test"]
     return None if is_lost(loss) else loss
+
+
+def compare_losses(losses: Losses) -> Comparison:
+    """Compare the losses of θ = −0.5 with those of θ = 0, seed by seed."""
+    ones, others = ({seed: pair[i] for seed, pair in losses.items()} for i in (0, 1))
+    return compare(ones, others)
 
 
 def penalties(losses: Losses) -> dict[int, float]:
@@ -144,27 +151,28 @@ def _table(records: Sequence[Record]) -> Plate:
     reference = penalties(cells[REFERENCE])
     rows = []
     for cell, losses in cells.items():
-        found = ratio([one for one, _ in losses.values()], [other for _, other in losses.values()])
-        size = MISSING if found is None else f"{found.mean:.3f} ({found.low:.3f} to {found.high:.3f})"
         means = [_mean([pair[i] for pair in losses.values()]) for i in (1, 0)]
         share = MISSING if cell == REFERENCE else measured_share(reference, penalties(losses), predicted[cell])
-        rows.append((_place(cell), *means, size, share))
-    columns = ("", "EMA", "θ = −0.5", "θ = −0.5 ÷ EMA", "share of the penalty")
+        rows.append((_place(cell), f"{len(losses)}", *means, compare_losses(losses).size or MISSING, share))
+    columns = ("", "seeds", "EMA", "θ = −0.5", "θ = −0.5 ÷ EMA", "share of the penalty")
     table = Table(columns, tuple(rows), prose=columns[-1:])
     run = select(records, "run", study=NAME)[0]
     notes = (
         f"EDM on a part of CIFAR-10, {run['steps']:,} steps of Adam at {run['lr']:g} on batches of {run['batch']}.",
         "Means are over the seeds that are not lost; ratios are taken seed by seed, with their 95% interval.",
+        "The share of the penalty that is left is a mean of ratios: the logarithm of θ = −0.5 ÷ EMA over that at "
+        f"{_place(REFERENCE)}, seed by seed, with the 95% t-interval of its mean.",
         "The prediction was computed by formulas, and committed before the first run: `lab/score/prediction.py`.",
         GPA,
     )
     caption = (
         "Test loss of the average, with and without Adam's momentum β1, at two averaging rates c. "
-        f"At {_place(REFERENCE)} θ = −0.5 has {rows[0][3]} times EMA's loss."
+        f"At {_place(REFERENCE)} θ = −0.5 has {rows[0][4]} times EMA's loss."
     )
     return Plate("penalty-table", "What θ = −0.5 costs", caption, table, notes)
 
 
 def _mean(losses: Sequence[float | None]) -> str:
     known = [loss for loss in losses if loss is not None]
-    return f"{sum(known) / len(known):.4f}" if known else MISSING
+    lost = [f"{len(losses) - len(known)} of {len(losses)} lost"] * (len(known) < len(losses))
+    return ", ".join([*([f"{sum(known) / len(known):.4f}"] if known else []), *lost]) or MISSING

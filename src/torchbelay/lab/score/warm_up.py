@@ -92,8 +92,9 @@ def _table(records: Sequence[Record]) -> Plate:
         for lr in study.lrs:
             start = f"{steps} steps of warm-up" if steps else "cold"
             cells = [_cell(study.valid_losses(arm, lr)) for arm in (ZERO, NEGATIVE)]
-            rows.append((f"{start}, {lr:g}", *cells, study.compare(NEGATIVE, ZERO, lr).describe("θ = −0.5", "EMA")))
-    columns = ("", "EMA", "θ = −0.5", "θ = −0.5 ÷ EMA")
+            found = study.compare(NEGATIVE, ZERO, lr)
+            rows.append((f"{start}, {lr:g}", f"{found.seeds}", *cells, found.describe("θ = −0.5", "EMA")))
+    columns = ("", "seeds", "EMA", "θ = −0.5", "θ = −0.5 ÷ EMA")
     caption = (
         f"Test loss of the average, the mean over the seeds that are not lost. {_counts(groups)}, at {LOSING_RATE:g}."
     )
