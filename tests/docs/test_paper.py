@@ -16,7 +16,7 @@ from helpers.root import ROOT
 from torchbelay.lab.arms import EQUAL, PAPER_SPRING
 from torchbelay.lab.claims import judge
 from torchbelay.lab.claims.errata import ERRATA
-from torchbelay.lab.claims.study import judge_study
+from torchbelay.lab.claims.study import judge_study, study_plate
 from torchbelay.lab.claims.verdict import Answer, Verdict
 from torchbelay.lab.gpt import figures as language
 from torchbelay.lab.gpt.analysis import CURVES, Runs
@@ -155,10 +155,12 @@ def price_text() -> str:
 
 
 def study_table() -> str:
-    """Return the hypotheses of the study on the sign with its controls, and their answers so far."""
-    found = judge_study({name: kept_records.lines(name) for name in kept_records.paths()})
-    rows = [(h.id, h.claim, h.numbers, f"{h.seeds}", f"**{h.answer}**") for h in found]
-    return table(("", "hypothesis", "measured", "seeds", "answer"), rows)
+    """Return the hypotheses of the study on the sign with its controls, their p, Holm's bars and answers, and notes."""
+    plate = study_plate({name: kept_records.lines(name) for name in kept_records.paths()})
+    assert isinstance(plate.figure, Table)
+    rows = [(*row, f"**{answer}**") for *row, answer in plate.figure.rows]
+    notes = "\n".join(f"- {note}" for note in plate.notes)
+    return f"{table(plate.figure.columns, rows)}\n\n{notes}"
 
 
 def plate_table(plate: Plate) -> str:

@@ -60,6 +60,7 @@ def test_an_ema_is_recommended_if_it_is_nearly_as_good() -> None:
     advice = recommend(300, curvatures=THREE, noise=30.0, batch=1)
     assert advice.best == advice.alternatives["EMA"]
     assert "It is an ordinary EMA" in advice.explain()
+    assert "Primal" not in advice.explain()
     assert advice.explain().startswith("Use tb.methods.ema(0.9")
     assert SIMPLER == 1.03
 
@@ -68,6 +69,7 @@ def test_schedule_free_is_recommended_only_without_momentum() -> None:
     free = recommend(500, noise=0.01)
     assert free.method == tb.methods.schedule_free(0.9)
     assert free.explain().startswith("Use tb.methods.schedule_free(0.9) at a learning rate of")
+    assert "needs no averaging rate: Generalized Primal Averaging with c = 1/t." in free.explain()
     assert free.floor == -1
     held = recommend(500, noise=0.01, beta1=0.9)
     assert isinstance(held.method, tb.methods.centred)
@@ -130,6 +132,8 @@ def test_the_words_have_the_numbers() -> None:
     assert f"from {best.lrs[0]:.3g} to {best.lrs[1]:.3g} are within 10%" in said
     assert f"Above {best.limit:.3g} it diverges" in said
     assert f"floor of θ = {advice.floor:.3g}" in said
+    assert "This is Generalized Primal Averaging, of which schedule-free is the case c = 1/t." in said
+    assert f"The learning rate is {best.lr / ema.lr:.3g} times that of the best EMA." in said
     assert f"leaves {ema.loss.total / best.loss.total:.3g} times this loss" in said
     assert "A network decides" in said
     assert eval(call, {"tb": tb}) == tb.methods.centred(  # what it says can be run

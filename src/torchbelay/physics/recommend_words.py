@@ -47,7 +47,10 @@ def _why(advice: "Advice") -> str:
         "what remains is noise."
     ]
     if not isinstance(method, centred):
-        return f"{said[0]} Gradients are taken near the average of all weights so far, which needs no averaging rate."
+        return (
+            f"{said[0]} Gradients are taken near the average of all weights so far, which needs no averaging rate: "
+            "Generalized Primal Averaging with c = 1/t."
+        )
     span = 1 / _rate(advice.best)
     if span < 2:
         said.append(
@@ -64,7 +67,8 @@ def _why(advice: "Advice") -> str:
         said.append("It is an ordinary EMA: no spring that pulls or repels the weights is better by more than 3% here.")
     elif theta < 0:
         said.append(
-            f"θ = {theta:.3g} repels: gradients are taken between the average and the trajectory. The learning rate is "
+            f"θ = {theta:.3g} repels: gradients are taken between the average and the trajectory. This is Generalized "
+            f"Primal Averaging, of which schedule-free is the case c = 1/t. The learning rate is "
             f"{advice.lr / ema.lr:.3g} times that of the best EMA."
         )
         if advice.beta1:

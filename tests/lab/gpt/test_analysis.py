@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from helpers import kept_records
 from torchbelay.lab.answer import Answer
 from torchbelay.lab.gpt import figures
-from torchbelay.lab.gpt.analysis import Runs, judged
+from torchbelay.lab.gpt.analysis import Runs, judged, width_ratio
 from torchbelay.lab.gpt.arms import ARMS, BELAY, CONSTANT, HALF, QUARTER
 from torchbelay.lab.hypotheses import Hypothesis
 from torchbelay.lab.part import Record, Table
@@ -141,6 +142,17 @@ def test_the_width_is_read_off_the_curve() -> None:
     assert runs.width(QUARTER.name, 1001) == pytest.approx(expected, rel=1e-3)
 
 
+def test_the_ratio_of_two_ranges_is_that_of_their_ends() -> None:
+    found = width_ratio(study(), QUARTER.name)
+    assert found is not None
+    # around 0.002, EMA's ends after log 1.02/log 1.1 of the way to either neighbour
+    share = math.log(2) * math.log(1.02) / math.log(1.1)
+    assert found.mean == pytest.approx(math.exp(math.log(4) + share - 2 * share), rel=2e-3)
+    assert found.low <= found.mean <= found.high
+    assert width_ratio(study(seeds=1), QUARTER.name) is None
+    assert "ratio" not in by_id(study(seeds=1))["H2 θ = −0.25"].numbers
+
+
 ABOUT = {
     "kind": "protocol",
     "complete": True,
@@ -182,3 +194,43 @@ def test_a_curve_that_leaves_the_figure_is_told_in_words() -> None:
     (told,) = (note for note in curves.notes if note.startswith("At 0.008, the mean losses are: "))
     assert "θ = −0.5 – (5 of 5 lost)" in told
     assert "not complete" not in " ".join(curves.notes)
+
+
+def sharp(points: dict[float, float], loss: float | None = 1.0) -> list[Record]:
+    """EMA's runs for tuning, with a curvature that is the given number over the rate."""
+    return [make(CONSTANT.name, lr, 0, loss, "tune") | {"sharpness": x / lr} for lr, x in points.items()]
+
+
+def test_points_above_the_limit_of_a_quadratic_are_counted() -> None:
+    """With Adam's momentum β, the limit of θ = 0 is 2(1 + β)/(1 − β), which is 38."""
+    others = [r for r in study().all if (r["arm"], r["split"]) != (CONSTANT.name, "tune")]
+    curves = figures.draw([ABOUT, *others, *sharp({0.001: 37.9, 0.002: 38.1, 0.004: 50.0, 0.008: -60.0})])[0]
+    (told,) = (note for note in curves.notes if "lie above" in note)
+    assert told == (
+        "2 of 3 points at the right lie above the limit of their θ: θ = 0 (EMA) 2 of 3. None of those runs diverged, "
+        "so the limit for a quadratic is not one for this network."
+    )
+    assert "; 2 of 3 points lie above theirs." in curves.caption
+    lost = figures.draw([ABOUT, *others, *sharp({0.001: 37.9}), *sharp({0.002: 39.0}, loss=None)])[0]
+    (told,) = (note for note in lost.notes if "lie above" in note)
+    assert told.endswith("θ = 0 (EMA) 1 of 2. 1 of those runs diverged.")
+    below = figures.draw([ABOUT, *others, *sharp({0.001: 37.9})])[0]
+    assert "lie above" not in " ".join((below.caption, *below.notes))
+
+
+def test_most_points_of_the_kept_runs_lie_above_the_limit_and_none_is_lost() -> None:
+    lines = kept_records.lines("gpt")
+    found = [r for r in lines if r["kind"] == "run" and r.get("sharpness") is not None and r["sharpness"] > 0]
+    ema = [r for r in found if r["arm"] == CONSTANT.name]
+    above = sum(r["lr"] * r["sharpness"] > 38 for r in ema)
+    (told,) = (note for note in figures.draw(lines)[0].notes if "lie above" in note)
+    count, total = map(int, told.split(" points")[0].split(" of "))
+    assert total == len(found) < 2 * count
+    assert f"θ = 0 (EMA) {above} of {len(ema)}" in told
+    assert all(r["losses"]["w2"] is not None for r in found)
+    assert "None of those runs diverged" in told
+
+
+def test_every_plate_says_what_theta_below_zero_is() -> None:
+    plates = figures.draw([ABOUT, *study().all])
+    assert [any("Generalized Primal Averaging" in note for note in plate.notes) for plate in plates] == [True] * 3

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers import sample_report
+from helpers import sample_report, study_records
 from helpers.root import ROOT
 from helpers.sample_report import ANSWERS, TITLES, heads, plate, sample, verdict
 from torchbelay import explorer
+from torchbelay.lab import records
 from torchbelay.lab.claims.errata import ERRATA, Erratum
 from torchbelay.lab.claims.verdict import Answer, Verdict
-from torchbelay.lab.part import MISSING, LabError, Plate, Table
+from torchbelay.lab.part import MISSING, LabError, Plate, Settings, Table
 from torchbelay.lab.report import build, style
 from torchbelay.lab.report.build import build as build_report
 from torchbelay.lab.report.words import sentence
@@ -469,3 +470,29 @@ def test_input_that_would_lose_a_part_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         build.build(tmp_path, verdicts=[], **given)
     assert not [*tmp_path.iterdir()]
+
+
+# the study ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_study_has_one_table_with_p_and_bars_and_names_the_parts_that_were_not_run(tmp_path: Path) -> None:
+    lines = study_records.warmup([None] * 8, [0.17] * 8)
+    head = records.header("warmup", Settings(), 1.0)
+    titles = {"warmup": "W", "penalty": "P", "gpt": "G"}
+    found = Page(build_report(tmp_path, {"warmup": head}, {"warmup": lines}, [], {}, titles=titles))
+    assert found.ids.count("figure-study-hypotheses") == 1
+    text = found.text("study")
+    assert "Not run. torchbelay reproduce penalty runs it. Not run. torchbelay reproduce gpt runs it." in text
+    assert "reproduce warmup runs it" not in text
+    with (tmp_path / "figures" / "study-hypotheses.csv").open(newline="") as file:
+        saved = list(csv.DictReader(file))
+    assert [row["Answer"] for row in saved] == ["holds"] + ["not run"] * 6
+    assert (saved[0]["p"], saved[0]["Holm's bar"]) == ("0.00391", "0.05/7 = 0.00714, met")
+    assert all("".join(row.values()) in text for row in saved)  # the page has the same cells
+    links = {attrs.get("href") for attrs in found.all("a")}
+    assert {"figures/study-hypotheses.csv", "records/warmup.jsonl", "#study"} <= links
+
+
+def test_a_study_of_which_nothing_was_run_has_no_table(page: Page) -> None:
+    assert "figure-study-hypotheses" not in page.ids
+    assert page.text("study").endswith("Not run.")

@@ -125,3 +125,9 @@ def test_it_is_a_part_and_without_runs_it_draws_nothing() -> None:
     found = run.read_committed("penalty", "There is no GPU here.")
     assert len(penalty.draw(found)) == 2
     assert penalty.draw([line for line in found if line["kind"] != "run"]) == []
+
+
+def test_both_plates_say_what_theta_below_zero_is() -> None:
+    plates = penalty.draw(study_records.penalty(ratios()))
+    told = "θ = −0.5 is Generalized Primal Averaging, and schedule-free is its case c = 1/t."
+    assert [told in plate.notes for plate in plates] == [True, True]

@@ -1,6 +1,7 @@
 """The figures and tables of the language model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.ticker import LogLocator, StrMethodFormatter
@@ -20,6 +21,7 @@ from .analysis import CURVES, NEAR, Runs, format_ratio, judged, ratio_of
 from .arms import ARMS, CONSTANT, COSINE, QUARTER, WATCHING, Arm
 
 _OTHERS = {"cosine": "#CC79A7", "schedule-free": "#009E73", "Lookahead": "#E69F00"}
+GPA = "θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t."
 NAMES = {CONSTANT.name: "θ = 0 (EMA)", "θ = +0.25": "θ = +0.25 (BELAY)"}
 
 
@@ -59,20 +61,24 @@ def _curves(runs: Runs, about: Record) -> Plate:
         ax.set(xscale="log", xlabel="learning rate")
         ax.minorticks_off()
         ax.set_xticks(runs.lrs, [f"{lr:g}" for lr in runs.lrs])
+    excess, above = _limit_words(runs, about["rate"])
+    floor = f"{theta_floor(0.9, about['rate']):.2f}".replace("-", "−")
     notes = (
         f"Left: a line joins the means over seeds; bars are {CONFIDENCE:.0%} intervals of the mean's ratio to the best "
         "loss of all, and a rate at which a seed is lost has no point. Dotted: arms that are judged at their best rate "
         "alone; at the others, the loss of their first seed for tuning.",
         "Right: the learning rate times the eigenvalue of largest size of the Hessian in the units of Adam's steps, "
         "after the last step of one run. If that eigenvalue is negative, there is no point. Dotted: the limits that "
-        "the theorem on inner momentum gives each θ on a quadratic; θ's floor is "
-        f"{theta_floor(0.9, about['rate']):.2f} here.",
+        "the theorem on inner momentum gives each θ on a quadratic. θ's floor is not drawn; here it is "
+        f"{floor}.",
+        *above,
+        GPA,
         *_at_largest(runs),
         *_words(about),
     )
     caption = (
-        "The loss of the average over the learning rate, for every arm, and how near to its limit each spring trains. "
-        f"{_range_words(runs)}"
+        "The loss of the average over the learning rate, for every arm, and the curvature that some of them end at, "
+        f"beside the limits of a quadratic{excess}. {_range_words(runs)}"
     )
     return Plate("gpt-rates", "Which spring bears the widest range of learning rates?", caption, fig, notes)
 
@@ -116,22 +122,55 @@ def _draw_tuning(ax: Any, runs: Runs, arm: Arm) -> None:
         ax.plot(*zip(*first, strict=True), color=colour(arm), linestyle=":", linewidth=1, label=label)
 
 
+def _sharpness(runs: Runs, arm: Arm) -> list[Record]:
+    """Return the runs of an arm whose curvature at the end was measured and is positive, as that of a limit is."""
+    found = [r for r in runs.tuning if r["arm"] == arm.name and (r.get("sharpness") or 0) > 0]
+    return sorted(found, key=lambda r: r["lr"]) if arm.theta is not None else []
+
+
+def _limit(arm: Arm, rate: float) -> float:
+    """Return the largest rate × curvature at which the arm is stable on a quadratic."""
+    assert arm.theta is not None
+    return stable_range(centred(theta=arm.theta, rate=rate).coupling(1, 1.0), arm.beta1)
+
+
 def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
     for arm in ARMS.values():
-        points = [
-            (r["lr"], r["lr"] * r["sharpness"])
-            for r in sorted(runs.tuning, key=lambda r: r["lr"])
-            if r["arm"] == arm.name and (r.get("sharpness") or 0) > 0  # the limit is one of positive curvatures
-        ]
-        if points and arm.theta is not None:
+        if found := _sharpness(runs, arm):
+            points = [(r["lr"], r["lr"] * r["sharpness"]) for r in found]
             ax.plot(*zip(*points, strict=True), color=colour(arm), marker="o", markersize=3, label=title(arm.name))
-            limit = stable_range(centred(theta=arm.theta, rate=rate).coupling(1, 1.0), arm.beta1)
-            ax.axhline(limit, color=colour(arm), linestyle=":", linewidth=1)
+            ax.axhline(_limit(arm, rate), color=colour(arm), linestyle=":", linewidth=1)
     ax.set(yscale="log", ylabel="x = rate × curvature")
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0, 7.0)))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=7)
+
+
+def _above_limits(runs: Runs, rate: float) -> list[tuple[str, list[Record], int]]:
+    """Return, for each arm with points, its runs above the limit of a quadratic and the number of its points."""
+    return [
+        (title(arm.name), [r for r in found if r["lr"] * r["sharpness"] > _limit(arm, rate)], len(found))
+        for arm in ARMS.values()
+        if (found := _sharpness(runs, arm))
+    ]
+
+
+def _limit_words(runs: Runs, rate: float) -> tuple[str, tuple[str, ...]]:
+    """Return how many points lie above the limit of a quadratic, for the caption; and what follows, as a note."""
+    found = _above_limits(runs, rate)
+    above = [r for _, some, _ in found for r in some]
+    if not above:
+        return "", ()
+    count = f"{len(above)} of {sum(points for _, _, points in found)} points"
+    each = listed([f"{name} {len(some)} of {points}" for name, some, points in found])
+    lost = sum(r["losses"]["w2"] is None for r in above)
+    follows = (
+        f"{lost} of those runs diverged."
+        if lost
+        else "None of those runs diverged, so the limit for a quadratic is not one for this network."
+    )
+    return f"; {count} lie above theirs", (f"{count} at the right lie above the limit of their θ: {each}. {follows}",)
 
 
 def _at_largest(runs: Runs) -> tuple[str, ...]:
@@ -175,8 +214,7 @@ def _arms(runs: Runs, about: Record) -> Plate | None:
         "all other numbers are of other seeds and other text.",
         *_weights_at_best(runs),
         f"Averages that only watch the run with EMA of rate {about['rate']:g}: {listed(others)}.",
-        "θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t. θ = 0 at the same rate is the EMA "
-        "that is matched to BELAY.",
+        f"{GPA} θ = 0 at the same rate is the EMA that is matched to BELAY.",
         *_words(about),
     )
     caption = "Each arm at its best learning rate: the loss of its average and of its weights, in nats per byte."
@@ -198,7 +236,8 @@ def _mean(losses: Sequence[float | None]) -> str:
 
 
 def _hypotheses(runs: Runs) -> Plate:
-    return hypotheses_plate("gpt-hypotheses", "Does the sign matter with the controls in?", judged(runs))
+    plate = hypotheses_plate("gpt-hypotheses", "Does the sign matter with the controls in?", judged(runs))
+    return replace(plate, notes=(*plate.notes, GPA))
 
 
 def _words(about: Record) -> tuple[str, ...]:

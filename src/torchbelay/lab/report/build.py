@@ -18,6 +18,8 @@ from jinja2 import Environment, StrictUndefined, Template
 from torchbelay import __version__, explorer
 from torchbelay.lab.claims.errata import ERRATA
 from torchbelay.lab.claims.protocol import read_protocol
+from torchbelay.lab.claims.study import PARTS as STUDY_PARTS
+from torchbelay.lab.claims.study import read_study, study_plate
 from torchbelay.lab.claims.verdict import Answer, Verdict
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.records import write_bytes, write_text
@@ -77,6 +79,7 @@ def build(
         parts.append(_Part(name, title, command, heads.get(name), len(lines), figures, origin))
     claims = [_link_claim(verdict, parts) for verdict in verdicts]
     run = [part for part in parts if part.head is not None]
+    studied = [part.name for part in run if part.name in STUDY_PARTS]
     facts = {name: [part.facts[name] for part in run] for name in ("Size", *_FACTS)}
     page = _load_template().render(
         version=__version__,
@@ -92,6 +95,10 @@ def build(
         differing=[name for name, values in facts.items() if len({*values}) > 1],
         errata=ERRATA,
         protocol=read_protocol(),
+        study=_write_figure(out, study_plate(records)) if studied else None,
+        studied=studied,
+        unstudied=[part.command for part in parts if part.name in STUDY_PARTS and part.head is None],
+        study_rules=read_study(),
         missing=MISSING,
         explorer=explorer.NAME,
     )

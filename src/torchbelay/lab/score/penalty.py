@@ -6,6 +6,7 @@ If the cost is noise, theory says how much of it is left without momentum or wit
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 
 from torchbelay.lab.hypotheses import Hypothesis, hypotheses_plate, judge
@@ -20,6 +21,7 @@ from .studies import averaging_name
 
 NAME = "penalty"
 TITLE = "What θ < 0 costs on CIFAR-10, and why"
+GPA = "θ = −0.5 is Generalized Primal Averaging, and schedule-free is its case c = 1/t."
 
 ELSEWHERE = {"H4 β1": (0.0, 0.0895), "H4 c": (0.9, 0.005)}  # the cell that each test compares with the reference
 Losses = dict[int, tuple[float | None, float | None]]  # by seed: of θ = −0.5 and of θ = 0; None: lost
@@ -40,7 +42,8 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     if not select(records, "run", study=NAME):
         return []
     title = "Does the penalty shrink as theory says?"
-    return [_table(records), hypotheses_plate("penalty-hypotheses", title, judge(hypotheses(records)))]
+    judged = hypotheses_plate("penalty-hypotheses", title, judge(hypotheses(records)))
+    return [_table(records), replace(judged, notes=(*judged.notes, GPA))]
 
 
 def losses_by_cell(records: Iterable[Record]) -> dict[Cell, Losses]:
@@ -160,6 +163,7 @@ def _table(records: Sequence[Record]) -> Plate:
         "The share of the penalty that is left is a mean of ratios: the logarithm of θ = −0.5 ÷ EMA over that at "
         f"{_place(REFERENCE)}, seed by seed, with the 95% t-interval of its mean.",
         "The prediction was computed by formulas, and committed before the first run: `lab/score/prediction.py`.",
+        GPA,
     )
     caption = (
         "Test loss of the average, with and without Adam's momentum β1, at two averaging rates c. "
