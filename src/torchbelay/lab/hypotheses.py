@@ -11,6 +11,7 @@ from .part import Plate, Table
 from .statistics import holm
 
 LEVEL = 0.05
+GPA = "θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t."
 FAMILY = ("H1", "H2 θ = −0.25", "H2 θ = −0.5", "H3", "H4 β1", "H4 c", "H5")  # the tests that Holm's rule is over
 
 
@@ -75,6 +76,7 @@ def hypotheses_plate(name: str, title: str, judged: Sequence[Hypothesis]) -> Pla
         "that no answer here depends on them.",
         "A hypothesis does not hold if its opposite is shown by the same rule. Rules, margins and seeds are in "
         "`claims/study.md`.",
+        GPA,
     )
     table = Table(("", "Hypothesis", "Measured", "Seeds", "p", "Answer"), rows, prose=("Hypothesis", "Measured"))
     return Plate(name, title, caption, table, notes)

@@ -129,5 +129,5 @@ def test_it_is_a_part_and_without_runs_it_draws_nothing() -> None:
 
 def test_both_plates_say_what_theta_below_zero_is() -> None:
     plates = penalty.draw(study_records.penalty(ratios()))
-    told = "θ = −0.5 is Generalized Primal Averaging, and schedule-free is its case c = 1/t."
+    told = "θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t."
     assert [told in plate.notes for plate in plates] == [True, True]

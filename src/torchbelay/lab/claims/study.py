@@ -8,7 +8,7 @@ from torchbelay.lab.answer import Answer
 from torchbelay.lab.gpt.analysis import Runs
 from torchbelay.lab.gpt.analysis import hypotheses as of_language
 from torchbelay.lab.gpt.study import NAME as LANGUAGE
-from torchbelay.lab.hypotheses import FAMILY, LEVEL, Hypothesis, judge
+from torchbelay.lab.hypotheses import FAMILY, GPA, LEVEL, Hypothesis, judge
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.report.words import listed
 from torchbelay.lab.score import penalty, warm_up
@@ -70,7 +70,7 @@ def study_plate(records: Records) -> Plate:
         "the same rule.",
         *_other_test(found, records.get(warm_up.NAME, ())),
         "Intervals are of 95%, over paired seeds. A test that is not run counts with p = 1.",
-        "θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t.",
+        GPA,
     )
     columns = ("", "Hypothesis", "Measured", "Seeds", "p", "Holm's bar", "Answer")
     table = Table(columns, tuple(_rows(found)), prose=("Hypothesis", "Measured"))

@@ -1,13 +1,12 @@
 """The figures and tables of the language model."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from torchbelay.lab.answer import Answer
-from torchbelay.lab.hypotheses import hypotheses_plate
+from torchbelay.lab.hypotheses import GPA, hypotheses_plate
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.records import select
 from torchbelay.lab.report import style
@@ -21,7 +20,6 @@ from .analysis import CURVES, NEAR, Runs, format_ratio, judged, ratio_of
 from .arms import ARMS, CONSTANT, COSINE, QUARTER, WATCHING, Arm
 
 _OTHERS = {"cosine": "#CC79A7", "schedule-free": "#009E73", "Lookahead": "#E69F00"}
-GPA = "θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t."
 NAMES = {CONSTANT.name: "θ = 0 (EMA)", "θ = +0.25": "θ = +0.25 (BELAY)"}
 
 
@@ -236,8 +234,7 @@ def _mean(losses: Sequence[float | None]) -> str:
 
 
 def _hypotheses(runs: Runs) -> Plate:
-    plate = hypotheses_plate("gpt-hypotheses", "Does the sign matter with the controls in?", judged(runs))
-    return replace(plate, notes=(*plate.notes, GPA))
+    return hypotheses_plate("gpt-hypotheses", "Does the sign matter with the controls in?", judged(runs))
 
 
 def _words(about: Record) -> tuple[str, ...]:

@@ -6,10 +6,9 @@ If the cost is noise, theory says how much of it is left without momentum or wit
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import product
 
-from torchbelay.lab.hypotheses import Hypothesis, hypotheses_plate, judge
+from torchbelay.lab.hypotheses import GPA, Hypothesis, hypotheses_plate, judge
 from torchbelay.lab.part import MISSING, Plate, Record, Settings, Table, Tick
 from torchbelay.lab.statistics import CONFIDENCE, one_sided, t_quantile
 
@@ -21,7 +20,6 @@ from .studies import averaging_name
 
 NAME = "penalty"
 TITLE = "What θ < 0 costs on CIFAR-10, and why"
-GPA = "θ = −0.5 is Generalized Primal Averaging, and schedule-free is its case c = 1/t."
 
 ELSEWHERE = {"H4 β1": (0.0, 0.0895), "H4 c": (0.9, 0.005)}  # the cell that each test compares with the reference
 Losses = dict[int, tuple[float | None, float | None]]  # by seed: of θ = −0.5 and of θ = 0; None: lost
@@ -42,8 +40,7 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     if not select(records, "run", study=NAME):
         return []
     title = "Does the penalty shrink as theory says?"
-    judged = hypotheses_plate("penalty-hypotheses", title, judge(hypotheses(records)))
-    return [_table(records), replace(judged, notes=(*judged.notes, GPA))]
+    return [_table(records), hypotheses_plate("penalty-hypotheses", title, judge(hypotheses(records)))]
 
 
 def losses_by_cell(records: Iterable[Record]) -> dict[Cell, Losses]:
