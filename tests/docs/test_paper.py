@@ -188,7 +188,8 @@ def language_table() -> str:
 def language_notes() -> str:
     """Return what the figure of the language model does not show."""
     notes = language.draw(kept_records.lines("gpt"))[0].notes
-    return "\n".join(f"- {note}" for note in notes if note.startswith(("At ", "The study is", "A GPT", "Python code")))
+    told = ("At ", "The study is", "A GPT", "Python code")
+    return "\n".join(f"- {note}" for note in notes if note.startswith(told) or "lie above" in note)
 
 
 def readings_table() -> str:
