@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import CheckpointFunction
 
-from .lanczos import Product, Vector
+from .lanczos import MeasurementError, Product, Vector
 
 
 def gradients_of(loss: Callable[[], Tensor], weights: Vector) -> tuple[Vector, Vector, tuple[str, ...]]:
@@ -30,7 +30,9 @@ def gradients_of(loss: Callable[[], Tensor], weights: Vector) -> tuple[Vector, V
             "torch.no_grad(), detach() or item()"
         )
     if not math.isfinite(value.item()):
-        raise ValueError(f"loss() returned {value.item()}; the curvature needs a finite loss: begin at other weights")
+        raise MeasurementError(
+            f"loss() returned {value.item()}; the curvature needs a finite loss: begin at other weights"
+        )
     foreign = _foreign(value)
     weights = [p for p in weights if p.requires_grad]  # the loss may have frozen some
     with _explained():

@@ -17,6 +17,10 @@ Vector = list[Tensor]  # one tensor per weight
 Product = Callable[[Vector], Vector]
 
 
+class MeasurementError(ValueError):
+    """At these weights the second derivatives cannot be measured: they are not finite, or not symmetric."""
+
+
 def lanczos(
     product: Product, vector: Vector, count: int, progress: Callable[[int, int], object]
 ) -> tuple[Sequence[float], Sequence[float]]:
@@ -34,7 +38,9 @@ def lanczos(
         vector = product(vector)
         norm = _norm(vector)
         if not math.isfinite(norm):
-            raise ValueError("the second derivatives of the loss are not finite; begin at other weights, or in float32")
+            raise MeasurementError(
+                "the second derivatives of the loss are not finite; begin at other weights, or in float32"
+            )
         common = _orthogonalise(vector, basis)
         _orthogonalise(vector, basis)
         expected = [0.0] * (done - 2) + beside[-1:]
@@ -50,7 +56,7 @@ def lanczos(
         matrix[i, i + 1] = matrix[i + 1, i] = x
     values, vectors = torch.linalg.eigh(matrix)
     if uneven > ASYMMETRY * float(values.abs().max()):
-        raise ValueError(
+        raise MeasurementError(
             "the second derivatives of the loss are not symmetric, so that some are wrong: torch cannot differentiate "
             "the backward of an operation, as of weight_norm or another library's kernel; use plain operations instead"
         )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from torchbelay.belay import Belay
 from torchbelay.curvature import measure_curvatures
+from torchbelay.curvature.lanczos import MeasurementError
 from torchbelay.lab.part import Record
 from torchbelay.lab.records import rounded
 
@@ -173,6 +174,6 @@ class Trainer:
             found = measure_curvatures(
                 self.network, lambda: self._eager(text, following), optimizer=optimizer, products=PRODUCTS
             )
-        except ValueError:  # the loss of a run that is lost may have no finite derivatives
+        except MeasurementError:  # the run has diverged
             return None
         return rounded(max(found.largest, found.lowest, key=abs))
