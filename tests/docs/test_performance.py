@@ -49,3 +49,12 @@ def added_bytes(name: str) -> float:
 )
 def test_why_targets_are_missed_is_said_with_measured_numbers(sentence: str) -> None:
     assert sentence in PAGE
+
+
+def test_the_table_of_drop_ins_on_a_gpu_has_both_types_in_a_row() -> None:
+    result = REPORT.recorded("compat_cpu")
+    head, _, *rows = REPORT.drop_ins(result).splitlines()
+    assert head == "| class, model | theirs, float32 | ours | ratio | theirs, bfloat16 | ours | ratio |"
+    first = {row["dtype"]: (row["theirs"]["done"], row["ours"]["done"]) for row in result["rows"][:2]}
+    cells = [f"{x:.2f}" for theirs, ours in first.values() for x in (theirs, ours, ours / theirs)]
+    assert rows[0] == f"| AveragedModel, EMA of lists, 10M in 200 | {' | '.join(cells)} |"

@@ -11,3 +11,11 @@ def test_every_part_that_it_names_has_runs() -> None:
     named = re.findall(r"^- `torchbelay reproduce (\w+)`:", text, re.M)
     assert {"figure4", "readings", "warmup", "penalty"} <= {*named}
     assert [part for part in named if all(line["kind"] != "run" for line in kept_records.lines(part))] == []
+
+
+def test_it_says_how_long_a_seed_of_figure_4_takes() -> None:
+    text = " ".join((ROOT / "docs" / "score-models.md").read_text(encoding="utf-8").split())
+    lines = kept_records.lines("figure4")
+    (origin,) = (line for line in lines if line["kind"] == "origin")
+    seeds = {line["seed"] for line in lines if line["kind"] == "run"}
+    assert f"about {origin['device_s'] / 60 / len(seeds):.0f} minutes per seed on an H200" in text

@@ -260,6 +260,17 @@ def test_what_is_finished_is_not_trained_again(laboratory: Laboratory, tmp_path:
     assert len(laboratory.trained) == 2 * count + 2  # damaged files are not used
 
 
+def test_words_about_a_group_do_not_train_it_again(laboratory: Laboratory) -> None:
+    laboratory.run(SMALL)
+    count = len(laboratory.trained)
+
+    def said(share: float = 1.0) -> Iterator[Group]:
+        return (replace(each, differs=("Another sentence.",)) for each in rates(share))
+
+    laboratory.run(SMALL, plans={"rates": said, "table1": small_table1})
+    assert len(laboratory.trained) == count
+
+
 def test_images_are_made_again_once_fids_network_is_installed(laboratory: Laboratory) -> None:
     assert not [line for line in laboratory.run(SMALL) if line["kind"] == "fid"]
     found = [line for line in laboratory.run(SMALL, inception=lambda *_: Brightness()) if line["kind"] == "fid"]
