@@ -27,7 +27,7 @@ def filled(page: str) -> str:
 
 
 def test_the_table_says_what_was_measured() -> None:
-    assert len(MARKED.findall(PAGE)) == 6
+    assert len(MARKED.findall(PAGE)) == 7
     assert filled(PAGE) == PAGE, "fill it in with: PYTHONPATH=src:tests python tests/docs/test_which_method.py"
 
 
