@@ -50,7 +50,12 @@ def add(commands: "Commands") -> None:
     ).add_argument
     option("--data", type=Path, metavar="PATH", help="a copy of the data set (default: TORCHBELAY_DATA, or the cache)")
     option("--inception", type=Path, metavar="PATH", help="FID's weights (default: torch-fidelity downloads them)")
-    option("--budget", metavar="B", help="per part: a time (10m) or images per network (100kimg); masses are scaled")
+    option(
+        "--budget",
+        metavar="B",
+        help="per part: a time of training (10m), without compiling and FIDs, or images per network (100kimg); masses "
+        "are scaled",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
