@@ -195,13 +195,20 @@ def test_a_state_of_another_schedule_is_refused() -> None:
         other.load_state_dict(belay.state_dict())
 
 
-def test_a_bare_function_trains_and_is_refused_when_the_state_is_saved() -> None:
+def test_a_bare_function_trains_and_resumes_with_a_warning() -> None:
     model, optimizer, belay, _ = attached(methods.ema(lambda step: 1 - 1 / step), "foreach")
-    before = parameters(model)
     train(model, optimizer, 4)
-    assert not same({name: w.float() for name, w in belay.average_state_dict().items()}, before)
-    with pytest.raises(ValueError, match=r"ema\.decay=<function .* a schedule is a small dataclass with __call__"):
-        belay.state_dict()
+    other, its, resumed, _ = attached(methods.ema(lambda step: 1 - 1 / step), "foreach")
+    other.load_state_dict(model.state_dict())
+    its.load_state_dict(optimizer.state_dict())
+    with pytest.warns(tb.BelayWarning, match=r"all of the method of 'average' \(ema\.decay=<function .*at 13 steps"):
+        resumed.load_state_dict(belay.state_dict())
+    for each, stepping in ((model, optimizer), (other, its)):
+        train(each, stepping, 3, first=4)
+    assert same(resumed.state_dict(), belay.state_dict())
+    _, _, another, _ = attached(methods.ema(lambda step: 1 - 1 / (step + 1)), "foreach")
+    with pytest.raises(ValueError, match=r"differs: ema\(at_1=.* in the checkpoint, ema\(at_1=.* strict=False"):
+        another.load_state_dict(belay.state_dict())
 
 
 def test_a_function_out_of_range_stops_the_step_before_anything_has_moved() -> None:

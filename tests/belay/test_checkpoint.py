@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
@@ -450,13 +451,92 @@ def test_another_method_is_refused_and_nothing_changes(one: Any, other: Any, thr
     assert same(snapshot(other_model, resumed), before)
 
 
-def test_a_schedule_that_cannot_be_told_is_refused_at_save_with_the_cure() -> None:
+def falling(step: int) -> float:
+    return 1 / (step + 1)
+
+
+@ALONE
+@WAYS
+@pytest.mark.parametrize("main", [True, False])
+def test_a_method_with_a_function_is_saved_and_loaded_with_a_warning(main: bool, through: Any, tmp_path: Path) -> None:
+    def made(function: Callable[[int], float]) -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay]:
+        own = tb.methods.centred(0.0, function)
+        return attached(own if main else EMA, spectators={"other": EMA if main else own})
+
+    model, optimizer, belay = made(falling)
+    train(model, optimizer, 3)
+    _, _, resumed = made(lambda step: 1 / (1 + step))
+    name = "average" if main else "other"
+    with pytest.warns(tb.BelayWarning, match=rf"hold all of the method of '{name}' \(centred\.rate=<function") as seen:
+        through(belay, resumed, tmp_path)
+    assert len([each for each in seen if issubclass(each.category, tb.BelayWarning)]) == 1
+    assert same(resumed.state_dict(), belay.state_dict())
+    other_model, _, other = made(lambda step: 1 / (2 + step))
+    before = snapshot(other_model, other)
+    with pytest.raises(BaseException, match=r"differs: centred\(at_1=.* in the checkpoint|Missing key"):
+        through(belay, other, tmp_path / "again")
+    assert same(snapshot(other_model, other), before)
+
+
+def test_another_function_is_taken_by_strict_false() -> None:
+    model, optimizer, belay = attached(tb.methods.ema(lambda step: 0.5))
+    train(model, optimizer, 3)
+    _, _, other = attached(tb.methods.ema(lambda step: 0.6))
+    with pytest.warns(tb.BelayWarning) as seen:
+        other.load_state_dict(belay.state_dict(), strict=False)
+    changed, unchecked = (str(each.message) for each in seen)
+    assert re.search(r"was ema\(at_1=\(0.0, 0.5, .* is ema\(at_1=\(0.0, 0.4, ", changed)
+    assert "cannot hold all of the method of 'average'" in unchecked
+    assert other.step == 3
+
+
+@pytest.mark.filterwarnings("error::torchbelay.BelayWarning")
+def test_the_warning_of_a_function_comes_before_anything_changes() -> None:
+    model, optimizer, belay = attached(tb.methods.ema(falling))
+    train(model, optimizer, 3)
+    other_model, _, other = attached(tb.methods.ema(falling))
+    before = snapshot(other_model, other)
+    with pytest.raises(tb.BelayWarning, match="hold all of the method"):
+        other.load_state_dict(belay.state_dict())
+    assert same(snapshot(other_model, other), before)
+
+
+def test_a_method_without_varies_is_loaded_with_a_warning_that_no_coupling_was_compared() -> None:
     model, optimizer, belay = attached(Scheduled(lambda step: 0.1))
     train(model, optimizer, 2)
-    with pytest.raises(ValueError, match=r"Scheduled\.schedule=<function .* make it a dataclass .* with __call__"):
-        belay.state_dict()
-    train(model, optimizer, 1, first=2)  # the training can go on
-    assert belay.step == 3
+    _, _, resumed = attached(Scheduled(lambda step: 0.1))
+    with pytest.warns(tb.BelayWarning, match=r"Scheduled\.schedule=<function .*no couplings \(it has no `varies`\)"):
+        resumed.load_state_dict(through_a_file(belay.state_dict()))
+    assert resumed.step == 2
+
+
+def test_functions_of_averaged_buffers_and_of_several_optimizers_are_warned_of_once() -> None:
+    def made() -> tuple[nn.Module, list[torch.optim.Optimizer], tb.Belay]:
+        model, method = with_batchnorm(), tb.methods.ema(falling)
+        optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+        rule = lambda name, _: method if "running_mean" in name else EMA  # noqa: E731
+        return model, optimizers, tb.Belay(model, optimizers, rule, buffers="average", spectators={"own": method})
+
+    _, _, belay = made()
+    _, _, resumed = made()
+    with pytest.warns(tb.BelayWarning) as seen:
+        resumed.load_state_dict(through_a_file(belay.state_dict()))
+    assert [str(each.message).split(" (")[0] for each in seen] == [
+        f"a checkpoint cannot hold all of the method of {name!r}" for name in ("average", "own")
+    ]
+
+
+def test_a_function_of_what_changes_outside_is_saved_with_a_warning() -> None:
+    outside = {"decay": 0.5}
+    model, optimizer, belay = attached(tb.methods.ema(lambda step: outside["decay"]))
+    train(model, optimizer, 2)
+    outside["decay"] = 0.75
+    with pytest.warns(tb.BelayWarning, match=r"from ema\(at_1=\(0.0, 0.5, .*a function in a method must depend on"):
+        state = through_a_file(belay.state_dict())
+    _, _, resumed = attached(tb.methods.ema(lambda step: 0.75))
+    with pytest.warns(tb.BelayWarning, match="hold all of the method"):
+        resumed.load_state_dict(state)
+    assert resumed.step == 2
 
 
 def test_an_average_of_such_a_method_can_still_be_exported(tmp_path: Path) -> None:
@@ -588,7 +668,7 @@ def test_a_belay_made_or_begun_in_inference_mode_is_like_any_other(loads: bool) 
     assert same(made.average_state_dict(), belay.average_state_dict())
 
 
-def test_a_method_that_changed_since_it_was_given_is_refused_when_it_is_saved() -> None:
+def test_a_method_that_changed_since_it_was_given_is_saved_with_a_warning() -> None:
     class Restless:
         def __init__(self) -> None:
             self.last, self._count = 0, 0
@@ -602,5 +682,11 @@ def test_a_method_that_changed_since_it_was_given_is_refused_when_it_is_saved() 
     train(model, optimizer, 3)
     belay.state_dict()
     train(model, optimizer, 1, first=3)
-    with pytest.raises(ValueError, match=r"Restless has changed since .*last=0.*last=4.*underscore"):
-        belay.state_dict()
+    with pytest.warns(tb.BelayWarning, match=r"Restless has changed since .*last=0.*last=4.*underscore"):
+        state = belay.state_dict()
+    _, _, resumed = attached(Restless())
+    with pytest.raises(ValueError, match=r"the method .* differs: .*last=4"):
+        resumed.load_state_dict(state)
+    with pytest.warns(tb.BelayWarning, match=r"was .*last=4.* and is .*last=0"):
+        resumed.load_state_dict(state, strict=False)
+    assert resumed.step == 4

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -715,13 +716,6 @@ def test_a_second_one_on_the_same_optimizer_is_refused_or_takes_its_place() -> N
 
 
 def test_what_cannot_be_saved_is_refused_and_nothing_is_attached() -> None:
-    class Untold:
-        def __init__(self) -> None:
-            self.rate = lambda step: 0.1
-
-        def coupling(self, step: int, lr: float) -> tb.Coupling:
-            return tb.Coupling(0.0, self.rate(step), 1.0, self.rate(step))
-
     class Secret(torch.optim.SGD):
         def state_dict(self) -> Any:
             return {"state": {}, "param_groups": [{"params": [0]}]}
@@ -729,27 +723,48 @@ def test_what_cannot_be_saved_is_refused_and_nothing_is_attached() -> None:
     model = mlp()
     with pytest.raises(ValueError, match=r"save_with_optimizer=True needs an optimizer, and optimizer is None"):
         tb.Belay(model, None, EMA, save_with_optimizer=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for options in ({"method": Untold()}, {"method": EMA, "spectators": {"short": Untold()}}):
-        with pytest.raises(ValueError, match=r"a checkpoint cannot tell what the method .*Untold is"):
-            tb.Belay(model, optimizer, save_with_optimizer=True, **options)
-    assert hooks(optimizer) == 0
-    statistics = with_batchnorm()
-    watched = torch.optim.SGD(statistics.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"a checkpoint cannot tell what the method .*Untold is"):
-        tb.Belay(
-            statistics, watched, lambda name, _: Untold() if "running" in name else EMA, buffers="average",
-            save_with_optimizer=True,
-        )  # fmt: skip
-    assert hooks(watched) == 0
     secret = Secret(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"Secret has a state_dict\(\) of its own, in which the averages are missing"):
         tb.Belay(model, secret, EMA, save_with_optimizer=True)
     assert hooks(secret) == 0
-    belay = tb.Belay(model, optimizer, EMA, save_with_optimizer=True)
-    with pytest.raises(ValueError, match=r"a checkpoint cannot tell what the method .*Untold is"):
-        belay.change(Untold())
-    assert belay.decay == pytest.approx(0.9)
+
+
+def falling(step: int) -> float:
+    return 1 / (step + 1)
+
+
+def test_methods_with_functions_are_saved_with_the_optimizer_and_loaded_with_a_warning() -> None:
+    """Of the average, of a spectator and of an averaged buffer."""
+
+    def made(function: Callable[[int], float], seed: int) -> Run:
+        watching = tb.methods.ema(function)
+        rule = lambda name, _: watching if "running" in name else tb.methods.centred(0.0, function)  # noqa: E731
+        return Run(rule, seed=seed, buffers="average", spectators={"short": watching})
+
+    run = made(falling, 0).train(range(3))
+    saved = through_a_file(run.saved())
+    again = made(lambda step: 1 / (1 + step), 5)
+    with pytest.warns(tb.BelayWarning) as seen:
+        again.resume(saved)
+    assert [re.findall(r"the method of '(\w+)' \((\S+)=<function", str(each.message)) for each in seen] == [
+        [("average", "centred.rate")], [("average", "ema.decay")], [("short", "ema.decay")]
+    ]  # fmt: skip
+    assert same(again.everything(), run.everything())
+    other = made(lambda step: 1 / (2 + step), 5)
+    before = other.everything()
+    with pytest.raises(ValueError, match=r"nothing was loaded: the method of .* differs: centred\(at_1=.*"):
+        other.optimizer.load_state_dict(saved["optimizer"])
+    assert same(other.everything(), before)
+
+
+def test_a_live_average_may_change_to_a_method_with_a_function() -> None:
+    run = Run(EMA).train(range(2))
+    run.belay.change(tb.methods.ema(falling))
+    saved = through_a_file(run.train(range(2, 4)).saved())
+    again = Run(tb.methods.ema(falling), seed=5)
+    with pytest.warns(tb.BelayWarning, match=r"ema\.decay=<function falling"):
+        again.resume(saved)
+    assert same(again.everything(), run.everything())
 
 
 def test_asking_for_the_state_of_weights_that_were_just_loaded_warns_of_nothing() -> None:

@@ -17,7 +17,7 @@ def test_the_python_of_the_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         exec(compile("\n".join(blocks), "checkpoints.md", "exec"), names := {})
@@ -26,4 +26,6 @@ def test_the_python_of_the_page_runs(
     out = capsys.readouterr().out
     assert "'belay/tension'" in out
     assert "after 5 steps" in out
+    assert "differs: ema(at_300=(0.0, 0.003333333333, 1.0, 0.003333333333), …) in the checkpoint, ema(at_300=" in out
+    assert "a checkpoint cannot hold all of the method of 'average' (ema.decay=<function <lambda> " in out
     assert names["belay"].step == 3

@@ -167,6 +167,16 @@ def test_a_run_resumes_bit_for_bit(method: str, setting: str, tmp_path: Path) ->
     assert same(again.train(range(4, 8)).everything(), went_on)
 
 
+def test_a_method_with_a_function_resumes_with_a_warning(tmp_path: Path) -> None:
+    run = Prepared(tb.methods.ema(lambda step: 1 - 1 / step)).train(range(4))
+    run.accelerator.save_state(tmp_path / "saved")
+    went_on = run.train(range(4, 8)).everything()
+    again = Prepared(tb.methods.ema(lambda step: 1 - 1 / step), seed=7)
+    with pytest.warns(tb.BelayWarning, match=r"ema\.decay=<function"):
+        again.accelerator.load_state(tmp_path / "saved")
+    assert same(again.train(range(4, 8)).everything(), went_on)
+
+
 def test_buffers_and_spectators_resume_too(tmp_path: Path) -> None:
     how: dict[str, Any] = {"options": {"buffers": "average", "spectators": {"short": tb.Spring.ema(decay=0.5)}}}
     run = Prepared(EMA, model=with_batchnorm(), **how).train(range(3))

@@ -282,6 +282,18 @@ def test_a_resumed_training_is_the_training_bit_for_bit(tmp_path: Path, method: 
     assert not any(torch.equal(kept[name].to(weights[name].dtype), weights[name]) for name in kept)
 
 
+def test_a_method_with_a_function_resumes_with_a_warning(tmp_path: Path) -> None:
+    def run(folder: Path, ckpt_path: Path | None = None) -> dict[str, Any]:
+        callback = BelayCallback(tb.methods.ema(lambda step: 1 - 1 / step))
+        fitted(folder, callback, every_epoch(folder), epochs=4, ckpt_path=ckpt_path)
+        return load(folder / "epoch=3.ckpt")["torchbelay"]
+
+    whole = run(tmp_path / "whole")
+    with pytest.warns(tb.BelayWarning, match=r"ema\.decay=<function"):
+        resumed = run(tmp_path / "resumed", tmp_path / "whole" / "epoch=1.ckpt")
+    assert same(whole, resumed)
+
+
 def test_a_checkpoint_of_16_bit_weights_has_the_average_in_32(tmp_path: Path) -> None:
     fitted(tmp_path, callback := BelayCallback(EMA), every_epoch(tmp_path), precision="bf16-true")
     saved = load(tmp_path / "epoch=2.ckpt")

@@ -248,6 +248,14 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path, method: str, setting: str) ->
     assert same(*ends)
 
 
+def test_a_method_with_a_function_resumes_with_a_warning(tmp_path: Path) -> None:
+    went_on = Run(tmp_path / "one", tb.methods.ema(lambda step: 1 - 1 / step)).train()
+    again = Run(tmp_path / "two", tb.methods.ema(lambda step: 1 - 1 / step), model=gpt2(7))
+    with pytest.warns(tb.BelayWarning, match=r"ema\.decay=<function"):
+        again.train(str(tmp_path / "one" / "checkpoint-3"))
+    assert same(again.everything(), went_on.everything())
+
+
 def test_a_run_that_was_stopped_resumes_from_its_own_folder(tmp_path: Path) -> None:
     class Stop(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:

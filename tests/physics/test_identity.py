@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchbelay as tb
-from torchbelay.physics.identity import describe, difference, same
+from torchbelay.physics.identity import SAMPLED, describe, describe_or_sample, difference, same, why_untold
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -179,13 +180,74 @@ UNTOLD: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", UNTOLD.values(), ids=UNTOLD)
 def test_what_cannot_be_told_is_refused_with_the_cure(make: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match=r"cannot tell .* make it a dataclass"):
+    with pytest.raises(ValueError, match=r"no text can tell .* make it a dataclass"):
         describe(make())
 
 
 def test_the_refusal_names_the_field() -> None:
     with pytest.raises(ValueError, match=r"Mine\.rate=<function bare at 0x"):
         describe(Mine(bare))
+
+
+@pytest.mark.parametrize("make", UNTOLD.values(), ids=UNTOLD)
+def test_a_checkpoint_has_a_text_for_it_all_the_same(make: Callable[[], Any]) -> None:
+    method = make()
+    assert "0x" not in describe_or_sample(method)
+    assert describe_or_sample(method) == describe_or_sample(make())
+    assert why_untold(method)
+
+
+def test_what_can_be_told_of_it_is_in_that_text() -> None:
+    assert describe_or_sample(Mine(bare, every=7)) == "Mine(rate=function, every=7)"
+    assert describe_or_sample(Mine({1, 2})) != describe_or_sample(Mine(bare))
+
+
+def test_functions_are_compared_by_their_couplings() -> None:
+    ema = tb.methods.ema
+    assert describe_or_sample(ema(lambda step: 1 - 1 / step)) == describe_or_sample(ema(lambda t: (t - 1) / t))
+    others = [lambda step: 1 - 1 / (step + 1), lambda step: 0.5, lambda step: min(0.999, 1 - 1 / step)]
+    assert len({describe_or_sample(ema(each)) for each in others}) == len(others)
+    assert describe_or_sample(ema(bare)) != describe_or_sample(ema(bare, follow="before"))
+    assert describe_or_sample(ema(bare)).count("at_") == len(SAMPLED)
+
+
+def test_the_last_digits_of_a_function_do_not_count() -> None:
+    """Another machine's cosine may differ in them."""
+    near = [lambda step: 1 - 1e-5, lambda step: math.nextafter(1 - 1e-5, 1), lambda step: 1 - 1.001e-5]
+    first, same_one, other = (describe_or_sample(tb.methods.ema(each)) for each in near)
+    assert first == same_one != other
+
+
+def test_a_step_at_which_a_function_raises_is_the_name_of_its_error() -> None:
+    text = describe_or_sample(tb.methods.ema(lambda step: [0.5, 0.6, 0.7][step - 1]))
+    assert "at_3=(0.0, 0.3, 1.0, 0.3), at_10=IndexError, at_30=IndexError" in text
+
+
+def test_asking_for_couplings_changes_nothing_and_says_nothing() -> None:
+    class Counting(tb.methods.schedule_free):
+        def coupling(self, step: int, lr: float) -> tb.Coupling:
+            warnings.warn("asked", stacklevel=1)
+            return super().coupling(step, lr)
+
+    method = Counting()
+    object.__setattr__(method, "rate", bare)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.remember((4.0, 0.1))
+        assert describe_or_sample(method).count("at_") == len(SAMPLED)
+    assert method.memory == (4.0, 0.1)
+
+
+def test_a_method_that_does_not_say_when_it_varies_is_not_asked() -> None:
+    asked: list[int] = []
+
+    class Unsaid(Plain):
+        def coupling(self, step: int, lr: float) -> tb.Coupling:
+            asked.append(step)
+            return tb.Coupling(0.0, 0.1, 1.0, 0.1)
+
+    assert describe_or_sample(Unsaid(bare)).endswith("Unsaid(rate=function)")
+    assert not asked
 
 
 # The methods of this library --------------------------------------------------------------------------------------
@@ -225,7 +287,8 @@ OURS = {
 @pytest.mark.parametrize("text", OURS)
 def test_the_methods_of_this_library_are_written_as_in_format_1(text: str) -> None:
     """The texts are written out: they are names in distributed checkpoints, and a changed default would change them."""
-    assert describe(OURS[text]) == text
+    assert describe(OURS[text]) == describe_or_sample(OURS[text]) == text
+    assert why_untold(OURS[text]) is None
 
 
 def test_every_method_of_this_library_is_among_them() -> None:
@@ -310,6 +373,14 @@ def test_a_number_survives_as_a_text(x: float) -> None:
 )
 def test_a_message_has_what_differs_between_two_methods(saved: Any, here: Any, shown: tuple[str, str]) -> None:
     assert difference(describe(saved), describe(here)) == shown
+
+
+def test_a_message_has_the_first_coupling_that_differs() -> None:
+    saved, here = tb.methods.ema(lambda step: 1 - 1 / step), tb.methods.ema(lambda step: 1 - 2 / (step + 1))
+    assert difference(describe_or_sample(saved), describe_or_sample(here)) == (
+        "ema(at_3=(0.0, 0.333333333333, 1.0, 0.333333333333), …)",
+        "ema(at_3=(0.0, 0.5, 1.0, 0.5), …)",
+    )
 
 
 @pytest.mark.parametrize("damaged", ["ema(decay=", "<Mine at noon>", "ema(0.9)", "", "\0", 7, None])

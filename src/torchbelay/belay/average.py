@@ -1,7 +1,6 @@
 """One average of a model: an entry for each parameter that it follows, and its own buffers."""
 
 from collections.abc import Iterable
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchbelay.physics.identity import describe
+from torchbelay.physics.identity import describe_or_sample
 from torchbelay.physics.method import Method, Remembers
 from torchbelay.physics.workers import Workers, gathering, share_of_each
 
@@ -147,7 +146,7 @@ class Average:
         self.slices, self.bits, self.workers = slices, bits, workers
         self._shards: list[tuple[Tensor, Tensor]] = []
         self.entries: dict[str, Entry] = {}
-        self.told: dict[int, tuple[Method, str | None]] = {}  # by id: a method, and what it was when it was taken in
+        self.told: dict[int, tuple[Method, str]] = {}  # by id: a method, and what it was when it was taken in
         self.cohorts: list[Cohort] = []
         self.buffers: dict[str, Tensor] = {}
         self.followers: dict[str, Cohort] = {}  # what moves averaged buffers, by name; a new dict after every change
@@ -169,11 +168,9 @@ class Average:
             self.regroup()
 
     def tell(self, method: Method) -> None:
-        """Note what a method is when it is taken in: a checkpoint refuses one that changes later."""
-        text = None
-        with suppress(ValueError):  # a checkpoint would refuse it
-            text = describe(method)
-        self.told.setdefault(id(method), (method, text))
+        """Note what a method is when it is taken in: who saves one that changes later is warned."""
+        if id(method) not in self.told:
+            self.told[id(method)] = method, describe_or_sample(method)
 
     def like(self, rule: Rule) -> "Average":
         """Return an average without entries that differs in nothing but its rule."""

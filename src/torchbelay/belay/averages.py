@@ -23,12 +23,13 @@ from .validate import pulled_by, warn_of_feedback, warn_of_rounding
 
 
 class Checked(NamedTuple):
-    """A state that is known to fit, and the parameters that it fits."""
+    """A state that is known to fit, and the parameters and the averages that it fits."""
 
     state: Mapping[str, Any]
     averages: Mapping[str, Mapping[str, Any]]
     parameters: Parameters
     wanted: dict[str, list[Wanted]]
+    expected: dict[str, Average]
 
 
 class Averages:
@@ -286,10 +287,7 @@ class Averages:
         return found
 
     def checked(self, state: Mapping[str, Any], names: Names | None = None, notes: list[str] | None = None) -> Checked:
-        """Return a state that fits; refuse one that does not, with nothing changed.
-
-        With `notes`, a state is made to fit, and what was changed about it is added to them.
-        """
+        """Return a state that fits, or, if `notes` are given, is made to fit, as they then say; refuse any other."""
         parameters = self._parameters_now()
         wanted = parameters.wanted(self.each.values(), names)
         self.fit_buffers()
@@ -303,11 +301,11 @@ class Averages:
             state = revision.revised(state, self._options, expected, homes, notes)
         saved = checkpoint.checked(state, self._options, expected, homes)
         beginnings.check(self.each, saved, expected)
-        return Checked(state, saved, parameters, wanted)
+        return Checked(state, saved, parameters, wanted, expected)
 
     def load(self, checked: Checked) -> None:
         """Go on from a state that fits."""
-        state, saved, self.parameters, self._wanted = checked
+        state, saved, self.parameters, self._wanted, _ = checked
         self.clock.set(state["step"])
         self.began = bool(state["began"])
         for name, average in self.each.items():

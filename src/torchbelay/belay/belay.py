@@ -256,8 +256,8 @@ class Belay(Access):
         Tensors are the live ones, as in torch's own state dicts, except inside `averaged()` and before the averages
         begin. Save it with torch.save, or give the Belay itself (it is `Stateful`) to torch.distributed.checkpoint.
 
-        A method is saved as its class and the fields that differ from their defaults. One that cannot be told in that
-        way, such as a lambda, is refused: make it a dataclass.
+        A method is saved as its class and the fields that differ from their defaults. A field that no text can tell,
+        such as a lambda, is saved as the method's couplings at some steps; loading compares these, and warns.
 
         Sharded tensors stay sharded, unless `full`: then they are gathered in the first rank's host memory, one tensor
         at a time, and what is returned there fits any number of ranks. Every rank must call; the other ranks get {}.

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Remembers
 
 from . import company, replicas
@@ -35,9 +34,6 @@ def change(parts: Parts, name: str, rule: Rule) -> None:
         everything = [each for some in wanted for each in some]
         if not everything:
             raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
-        if parts.saved_with_optimizer:
-            for method in {id(each.method): each.method for each in everything}.values():
-                describe(method)  # refuses what a checkpoint cannot tell
         if name == MAIN:
             company.refuse_second_pull(parts.member, pulled_by(everything))
         facts |= replicas.methods([{name: some} for some in wanted])

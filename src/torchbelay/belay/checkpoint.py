@@ -23,8 +23,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchbelay.physics.identity import describe, difference, same
+from torchbelay.physics.identity import describe_or_sample, difference, same, sampled, why_untold
 from torchbelay.physics.method import Method, Remembers
+from torchbelay.physics.warnings import warn
 
 from .average import Average, Entry, WholeAverage, key_of
 from .buffers import follower, is_averaged
@@ -74,10 +75,12 @@ def saved(average: Average, swap: Swapped | None, step: int, memories: Memories)
     texts = _texts_by_id(e.method for e in entries)
     for key, (method, text) in average.told.items():
         if texts.get(key, text) != text:
-            raise ValueError(
-                f"the method {type(method).__qualname__} has changed since it was given to Belay, from {text} to "
-                f"{texts[key]}: no new Belay could go on from this state. What changes needs a name that begins with "
-                "an underscore"
+            before, now = difference(text, texts[key])
+            warn(
+                f"the method {type(method).__qualname__} has changed since it was given to Belay, from {before} to "
+                f"{now}: a Belay with the method as it was takes this state only by load_state_dict(state, "
+                "strict=False). What changes in a run needs a name that begins with an underscore, and a function in a "
+                "method must depend on its arguments alone"
             )
     low = {e.name: e.low for e in entries if e.low is not None}
     return {
@@ -99,7 +102,7 @@ def rows(followers: Mapping[str, Cohort], step: int, memories: Memories) -> list
 
 def _texts_by_id(methods: Iterable[Method]) -> dict[int, str]:
     """Return what a checkpoint says of each method, which many tensors share."""
-    return {key: describe(method) for key, method in {id(method): method for method in methods}.items()}
+    return {key: describe_or_sample(method) for key, method in {id(method): method for method in methods}.items()}
 
 
 def _memory(method: Method, memories: Memories) -> list[float]:
@@ -175,6 +178,30 @@ def checked(
 def is_state(state: object) -> bool:
     """Whether this is the state of a Belay, in a format that is known."""
     return isinstance(state, Mapping) and any(equal(state.get("format"), known) for known in (1, FORMAT))
+
+
+def warn_of_untold(averages: Iterable[Average]) -> None:
+    """Warn, before a state is loaded into averages, of methods that it cannot hold all of: each once."""
+    notes: dict[str | None, None] = {}
+    for average in averages:
+        methods = [*(e.method for e in average.entries.values()), *(c.method for c in average.followers.values())]
+        for method in {id(method): method for method in methods}.values():
+            notes[_note_of_untold(average.name, method)] = None
+    for note in filter(None, notes):
+        warn(note)
+
+
+def _note_of_untold(name: str, method: Method) -> str | None:
+    part = why_untold(method)
+    if part is None:
+        return None
+    steps = sampled(method)
+    known = f"couplings at {len(steps)} steps from 1 to {steps[-1]}" if steps else "no couplings (it has no `varies`)"
+    return (
+        f"a checkpoint cannot hold all of the method of {name!r} ({part}): it has {known}. That the method is the same "
+        "at other steps is not checked. A schedule of torchbelay.schedules, or a small dataclass with __call__, is "
+        "compared as a whole"
+    )
 
 
 def restore(average: Average, saved: Mapping[str, Any], step: int) -> None:
@@ -304,7 +331,8 @@ def _texts(method: Method, version: int) -> tuple[str, ...]:
     """Return what a checkpoint of this format may call a method."""
     kind: Any = type(method)
     plain = f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(method)
-    return (describe(method), plain) if version == 1 else (describe(method),)
+    text = describe_or_sample(method)
+    return (text, plain) if version == 1 else (text,)
 
 
 def is_same_method(found: Any, method: Method, version: int) -> bool:

@@ -23,7 +23,6 @@ from urllib.parse import quote
 import torch
 from torch.optim import Optimizer
 
-from torchbelay.physics.identity import describe
 from torchbelay.physics.warnings import warn
 
 from . import checkpoint, modules, own_weights
@@ -67,9 +66,6 @@ def check(parts: Parts, *, replace: bool) -> None:
                 "spectators of one Belay, or detach() it first, or give replace=True, or save the state_dict() of one "
                 "of them yourself"
             )
-        for wanted in part.averages.wanted().values():
-            for method in {id(each.method): each.method for each in wanted}.values():
-                describe(method)  # refuses what a checkpoint cannot tell
 
 
 def attach(parts: Parts) -> None:
@@ -201,13 +197,14 @@ class OptimizerState:
         state, steps = unpacked(texts[0], tensors)
         own = own_weights.by_kind(named_tensors(tensors, _MODEL))
         try:
-            self._checked(state)
+            fitting = self._checked(state)
             own_weights.check(self.parts.model, self._part, state, own)
         except ValueError as problem:
             raise ValueError(
                 f"the averages in this optimizer's state do not fit, and nothing was loaded: {problem}. To change the "
                 "method, build Belay as it was, load the optimizer, and call belay.change()"
             ) from problem
+        checkpoint.warn_of_untold(fitting.expected.values())
         now = steps_of(found)
         if steps is not None and now is not None and now != steps:
             warn(

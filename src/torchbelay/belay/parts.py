@@ -21,6 +21,7 @@ from . import company, family, joint, modules, replicas, shard
 from .agreement import agreement
 from .average import MAIN, Average, Wanted, WholeAverage
 from .averages import Averages, Checked
+from .checkpoint import warn_of_untold
 from .clock import Clock
 from .initial import Initial
 from .joint_average import JointAverage
@@ -330,6 +331,7 @@ class Parts:
         checked = [part.averages.checked(each, names, notes) for part, each in zip(self.each, states, strict=True)]
         if notes:
             warn(f"this state is of another Belay: {'; '.join(notes)}")
+        warn_of_untold(average for each in checked for average in each.expected.values())
         return checked
 
     def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from torchbelay.ops import arithmetic
-from torchbelay.physics.identity import describe_or_name
+from torchbelay.physics.identity import describe_or_sample
 
 from .average import Wanted
 from .options import Options
@@ -80,6 +80,6 @@ def methods(found: Found) -> dict[str, object]:
         for average, wanted in each.items():
             for name, _, method, _ in wanted:
                 if id(method) not in texts:
-                    texts[id(method)] = describe_or_name(method)
+                    texts[id(method)] = describe_or_sample(method)
                 told.setdefault(average, {})[name] = texts[id(method)]
     return {f"the methods of {average!r}": some for average, some in told.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbelay.physics.identity import describe, difference
+from torchbelay.physics.identity import describe_or_sample, difference
 from torchbelay.physics.method import Remembers
 
 from .average import MAIN, Average, Entry
@@ -107,7 +107,7 @@ class _Revision:
             "weights": {name: w2 for name, (w2, _) in planes.items()},
             **({LOW: low} if low else {}),
             **{kind: self._velocities(i, kind) for i, kind in enumerate(list(SLOTS)[1:])},
-            "methods": {e.name: describe(e.method) for e in entries.values()},
+            "methods": {e.name: describe_or_sample(e.method) for e in entries.values()},
             "ages": {name: 0 if self._is_new else found["ages"].get(name, 0) for name in entries},
             "memories": {name: found["memories"][name] if name in unchanged else [] for name in remembering},
             **self._made_buffers(),
@@ -150,7 +150,9 @@ class _Revision:
             self._note(f"{label} begins at the weights as they are, at age 0, for the parameter(s) {some(new)}")
         changed = [e for e in entries.values() if not self._is_new and e.name not in unchanged and e.name not in new]
         self._changed = bool(changed)
-        for was, now in dict.fromkeys(difference(found["methods"][e.name], describe(e.method)) for e in changed):
+        for was, now in dict.fromkeys(
+            difference(found["methods"][e.name], describe_or_sample(e.method)) for e in changed
+        ):
             self._note(f"the method of {label} was {was} and is {now} from now on: values and ages go on")
         for kind in list(SLOTS)[1:]:
             if any(e.name not in found[kind] for e in changed if inertias(e.method)[kind == "velocities2"] is not None):
@@ -207,7 +209,7 @@ class _Revision:
             goes_on = name in fitting and not self._is_new
             remembers = goes_on and isinstance(cohort.method, Remembers)
             same = remembers and is_same_method(text, cohort.method, self._version)
-            rows.append([name, describe(cohort.method), age if goes_on else 0, memory if same else []])
+            rows.append([name, describe_or_sample(cohort.method), age if goes_on else 0, memory if same else []])
         return rows
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay.ops import arithmetic
-from torchbelay.physics.identity import describe_or_name
+from torchbelay.physics.identity import describe_or_sample
 from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn
 from torchbelay.physics.workers import gathering, share_of_each
@@ -128,7 +128,7 @@ def common_facts(
     numbered = [(i, each) for i, some in enumerate(wanted) for each in some]
     found = [each for _, each in numbered]
     team.check(model, found)
-    texts = {id(each.method): describe_or_name(each.method) for each in found}
+    texts = {id(each.method): describe_or_sample(each.method) for each in found}
     return {
         "the number of workers": team.count,
         "options": options,

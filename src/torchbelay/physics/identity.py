@@ -1,20 +1,30 @@
 """What a method is, as a text that a checkpoint can hold: its class, and the fields that differ from their defaults.
 
 Equal methods have equal texts, in any process and whatever numbers they were written with: `half_life=50` is
-`half_life=50.0`. What cannot be told (a lambda, a repr with an address) is refused.
+`half_life=50.0`. What no text can tell (a lambda, a repr with an address) is known by the couplings of some steps.
 """
 
 import ast
+import copy
 import re
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cached_property
 from numbers import Real
 from typing import Any
 
-from .method import Remembers
+from .method import Method, Remembers
 from .spring import Spring
+
+# The steps at which a checkpoint has the couplings of a method that no text can tell. They are always the same ones:
+# the texts are names in distributed checkpoints.
+SAMPLED = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+_LR = 1e-3  # at which they are taken
+_DIGITS = 12  # that they keep, behind the point too: libraries of mathematics differ in the last ones
+_SAMPLE = re.compile(r"at_\d+")
 
 # Fields with defaults that format 1 of checkpoints wrote out. They are written at any value, so that the names in
 # distributed checkpoints of that format are still found. A field that is added later stays out at its default.
@@ -52,23 +62,65 @@ def describe(method: object) -> str:
     try:
         return _text(method)
     except (_UntoldError, RecursionError) as problem:
-        found = problem if isinstance(problem, _UntoldError) else "it contains itself"
         raise ValueError(
-            f"a checkpoint cannot tell what the method {type(method).__qualname__} is ({found}): make it a dataclass "
-            "whose fields are numbers, texts or such dataclasses; a schedule is a small dataclass with __call__"
+            f"no text can tell what the method {type(method).__qualname__} is ({_reason(problem)}): make it a "
+            "dataclass whose fields are numbers, texts or such dataclasses; a schedule is a small dataclass with "
+            "__call__"
         ) from problem
 
 
-def describe_or_name(method: object) -> str:
-    """Return a method as a text that is the same in every process; one that cannot be told is known by its class.
+def describe_or_sample(method: Method) -> str:
+    """Return a method as a text, whatever it is; of one that no text can tell, what is known of it.
 
-    >>> describe_or_name(lambda step, lr: None)
-    'function'
+    That is its fields, in which a function is only a function, and the couplings of the steps `sampled(method)`. Two
+    methods with the same text may still differ at other steps.
+
+    >>> from dataclasses import dataclass
+    >>> from types import SimpleNamespace
+    >>> @dataclass
+    ... class Mine:
+    ...     rate: object
+    ...     varies = "never"
+    ...     def coupling(self, step, lr):
+    ...         return SimpleNamespace(a=0, b=self.rate(step), p=1, q=0)
+    >>> describe_or_sample(Mine(lambda step: 0.1))
+    'Mine(rate=function, at_1=(0.0, 0.1, 1.0, 0.0))'
+    """
+    with suppress(_UntoldError, RecursionError):
+        return _text(method)
+    parts = [f"{name}={_text_or_kind(getattr(method, name), whole=whole)}" for name, whole in _attributes(method)]
+    parts += [f"at_{step}={_sample(method, step)}" for step in sampled(method)]
+    return f"{_name(type(method))}({', '.join(parts)})"
+
+
+def why_untold(method: object) -> str | None:
+    """Return the part of a method because of which no text can tell it; None if one can.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Mine:
+    ...     rate: object
+    >>> why_untold(Mine(0.5)), str(why_untold(Mine(lambda step: 0.1)))[:19]
+    (None, 'Mine.rate=<function')
     """
     try:
-        return describe(method)
-    except ValueError:
-        return type(method).__qualname__
+        _text(method)
+    except (_UntoldError, RecursionError) as problem:
+        return _reason(problem)
+    return None
+
+
+def _reason(problem: Exception) -> str:
+    return "it contains itself" if isinstance(problem, RecursionError) else str(problem)
+
+
+def sampled(method: Method) -> tuple[int, ...]:
+    """Return the steps at which the coupling of a method may be asked for, out of turn, and tells something.
+
+    A method that does not say when its coupling varies may count how often it is asked.
+    """
+    steps = {"never": SAMPLED[:1], "step": SAMPLED, "lr": SAMPLED}
+    return steps.get(getattr(method, "varies", "unsaid"), ())
 
 
 def same(saved: str, here: str) -> bool:
@@ -83,7 +135,8 @@ def same(saved: str, here: str) -> bool:
 def difference(saved: Any, here: str) -> tuple[Any, str]:
     """Return two texts for a message: what two calls of one name have in common is left out.
 
-    `saved` comes from a checkpoint. If it is damaged, it is returned as it is.
+    Of couplings at several steps, the first that differs is shown. `saved` comes from a checkpoint. If it is damaged,
+    it is returned as it is.
 
     >>> difference("ema(decay=0.9, warmup=None)", "ema(decay=0.99, warmup=None)")
     ('ema(decay=0.9, …)', 'ema(decay=0.99, …)')
@@ -94,10 +147,11 @@ def difference(saved: Any, here: str) -> tuple[Any, str]:
     if was is None or now is None or was[0] != now[0]:
         return saved, here
     (name, first), (_, second) = was, now
-    common = {key for key in first.keys() & second.keys() if same(first[key], second[key])}
-    if not common:
+    left_out = {key for key in first.keys() & second.keys() if same(first[key], second[key])}
+    left_out |= {*[key for key in first | second if key not in left_out and _SAMPLE.fullmatch(key)][1:]}
+    if not left_out:
         return saved, here
-    one, other = ([f"{key}={text}" for key, text in each.items() if key not in common] for each in (first, second))
+    one, other = ([f"{key}={text}" for key, text in each.items() if key not in left_out] for each in (first, second))
     return f"{name}({', '.join([*one, '…'])})", f"{name}({', '.join([*other, '…'])})"
 
 
@@ -168,7 +222,6 @@ def _own_repr(value: Any) -> str:
 def _call(value: Any) -> str:
     """Return an object as the call that would make it."""
     kind = type(value)
-    name = kind.__qualname__ if is_dataclass(kind) else f"{kind.__module__}.{kind.__qualname__}"
     parts = []
     for attribute, whole in _attributes(value):
         try:
@@ -178,8 +231,32 @@ def _call(value: Any) -> str:
     if not parts and not is_dataclass(kind):
         if kind is object:
             raise _UntoldError("an object without attributes")
-        return name
-    return f"{name}({', '.join(parts)})"
+        return _name(kind)
+    return f"{_name(kind)}({', '.join(parts)})"
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if is_dataclass(kind) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text_or_kind(value: Any, *, whole: bool) -> str:
+    """Return a value as a text; one that no text can tell is the name of its class."""
+    try:
+        return _text(value, whole=whole)
+    except (_UntoldError, RecursionError):
+        return type(value).__qualname__
+
+
+def _sample(method: Method, step: int) -> str:
+    """Return the coupling of a step as a text; the name of the error if there is none, as beyond the end of a table."""
+    try:
+        asked = method.fresh() if isinstance(method, Remembers) else copy.copy(method)  # this must not be remembered
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # nothing is done with this coupling, and a filter must not change the text
+            found = asked.coupling(step, _LR)
+            return _text(tuple(round(float(f"{x:.{_DIGITS}g}"), _DIGITS) for x in (found.a, found.b, found.p, found.q)))
+    except Exception as problem:
+        return type(problem).__qualname__
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, bool]]:
@@ -208,7 +285,10 @@ def _differs(f: Field[Any], value: Any) -> bool:
         default = f.default
     else:
         return True
-    return value is not default and _text(value) != _text(default)
+    try:
+        return value is not default and _text(value) != _text(default)
+    except (_UntoldError, RecursionError):
+        return True
 
 
 def _is_whole(f: Field[Any]) -> bool:

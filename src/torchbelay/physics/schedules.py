@@ -1,8 +1,8 @@
 """Numbers that change with the step: what may stand in place of a decay, a θ, a rate or a β.
 
 A schedule is any function of the step, which counts from 1 since the average began. `cosine` and `linear` are small
-dataclasses, which a checkpoint can tell. A bare function works too, until the state is saved: another process cannot
-tell it from another function.
+dataclasses, which a checkpoint holds as a whole. Of a bare function it holds the couplings of some steps, and whoever
+loads it is warned that the function may differ at the others.
 """
 
 import math

@@ -81,6 +81,10 @@ def ranks_that_differ_are_refused_on_all_of_them(folder: Path) -> None:
             tb.Belay(model, optimizer, shard=world(), **options)
         assert not optimizer._optimizer_step_pre_hooks
     model, optimizer = linear()
+    decay = 0.5 if first() else 0.6
+    with refused(ValueError, "the methods of 'average'", "decay=function"):
+        tb.Belay(model, optimizer, tb.methods.ema(lambda step: decay), shard=world())
+    model, optimizer = linear()
     with torch.no_grad():
         model.bias[0] += dist.get_rank()
     with refused(ValueError, "the weights", "DistributedDataParallel", "'bias' is"):
