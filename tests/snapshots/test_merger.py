@@ -391,6 +391,33 @@ def test_a_file_beside_a_model_of_a_pipeline_is_not_lost(tmp_path: Path) -> None
     assert (paths[2] / "unet" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("layout", "there", "overwrite", "said"),
+    [
+        ("sharded", True, True, "also holds 'notes.txt', which would be lost"),
+        ("sharded", False, True, "holds files and no weights"),
+        ("sharded", False, False, "exists; give another name"),
+        ("safetensors", False, False, "exists; give another name"),
+    ],
+)
+def test_what_is_put_there_while_a_merge_runs_is_not_lost(
+    tmp_path: Path, layout: str, there: bool, overwrite: bool, said: str
+) -> None:
+    paths = [SAVE[layout](tmp_path / f"in{k}", state) for k, state in enumerate(states(2))]
+    out = tmp_path / f"out{paths[-1].suffix}"
+    if there:
+        merge(paths, out)
+    before, mine = everything(tmp_path), out if out.suffix else out / "notes.txt"
+
+    def put(done: int, total: int) -> None:
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("mine")
+
+    with pytest.raises(FileExistsError, match=said):
+        merge(paths, out, "cosine", overwrite=overwrite, progress=put)
+    assert everything(tmp_path) == before | {str(mine.relative_to(tmp_path)): b"mine"}
+
+
 def test_an_empty_folder_may_be_there_already(tmp_path: Path) -> None:
     made = states(2)
     paths = (save_sharded(tmp_path / f"in{k}", state) for k, state in enumerate(made))

@@ -17,12 +17,13 @@ import torch
 from torchbelay._version import __version__
 from torchbelay.belay.checks import some
 from torchbelay.belay.files import destination, replacing
+from torchbelay.belay.files import sync as sync_file
 from torchbelay.physics import arguments
 from torchbelay.physics.warnings import warn
 
 from .checkpoint import Checkpoint, Output
 from .differences import Findings, examine
-from .files import replacing_folder
+from .files import replacing_folder, sync
 from .layouts.safetensors import SafetensorsCheckpoint
 from .mean import Part, Source, Workspace, mean
 from .opening import TORCH_ENDINGS, holds_weights, left_behind, open_checkpoint, strangers
@@ -144,14 +145,8 @@ class Merge:
             given = Path(os.path.realpath(checkpoint.path))
             if given.is_relative_to(path):
                 raise ValueError(f"out={os.fspath(out)!r} is or holds the checkpoint {given}; give another place")
-        empty = path.is_dir() and not any(path.iterdir())
-        if path.exists() and not empty and not overwrite:
-            raise FileExistsError(f"out={os.fspath(out)!r} exists; give another name, or overwrite=True (--overwrite)")
+        self._check_lost(path, os.fspath(out), overwrite=overwrite)
         if self.last.path.is_dir():
-            if path.is_file():
-                raise NotADirectoryError(f"out={os.fspath(out)!r} is a file, and the last checkpoint is a folder")
-            if path.is_dir():
-                self._check_old(path, os.fspath(out))
             if not path.parent.is_dir():
                 raise FileNotFoundError(f"out={os.fspath(out)!r}: there is no folder {path.parent}; make it first")
         else:
@@ -164,6 +159,16 @@ class Merge:
                 f"out={os.fspath(out)!r} needs {size(needed)}, and the disk has {size(free)} left; make room, or give "
                 "a place on another disk"
             )
+
+    def _check_lost(self, path: Path, out: str, *, overwrite: bool) -> None:
+        """Refuse a place where something is that would be lost."""
+        empty = path.is_dir() and not any(path.iterdir())
+        if path.exists() and not empty and not overwrite:
+            raise FileExistsError(f"out={out!r} exists; give another name, or overwrite=True (--overwrite)")
+        if self.last.path.is_dir() and path.is_file():
+            raise NotADirectoryError(f"out={out!r} is a file, and the last checkpoint is a folder")
+        if self.last.path.is_dir() and path.is_dir():
+            self._check_old(path, out)
 
     def _check_name(self, out: str) -> None:
         """Refuse a name that says another layout than the file will have: what reads it would trust the name."""
@@ -211,6 +216,8 @@ class Merge:
             for file in self.last.companions if folder else ():
                 (temporary / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.last.path / file, temporary / file)
+            (sync if folder else sync_file)(temporary)  # now, so that little time is left after the next line
+            self._check_lost(Path(os.path.realpath(out)), os.fspath(out), overwrite=overwrite)  # others write there too
         seconds = time.perf_counter() - began
         read = sum(count for _, count in tasks)
         count = len(self.last.tensors)
