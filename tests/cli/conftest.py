@@ -31,6 +31,16 @@ class Printed(NamedTuple):
 
         return json.loads(self.out, parse_constant=refuse)
 
+    def mistake(self, verb: str, *, own_words: str = "") -> str:
+        """The one line that a mistake gets, with status 2 and an empty stdout.
+
+        `own_words` is a pattern of what the user's own code prints before it.
+        """
+        assert (self.status, self.out) == (2, "")
+        line = re.fullmatch(rf"{own_words}torchbelay {verb}: ([^\n]+)\n", self.err)
+        assert line, self.err
+        return line[1]
+
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[str | list[str]], Printed]:

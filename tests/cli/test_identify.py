@@ -173,10 +173,7 @@ WRONG = {
 
 @pytest.mark.parametrize("arguments", WRONG)
 def test_a_wrong_argument_ends_in_one_line_with_the_cure_and_status_2(run, arguments: str) -> None:
-    printed = run(f"identify {arguments}")
-    assert (printed.status, printed.out) == (2, "")
-    assert re.fullmatch(r"torchbelay identify: [^\n]+\n", printed.err)
-    assert WRONG[arguments] in printed.err
+    assert WRONG[arguments] in run(f"identify {arguments}").mistake("identify")
 
 
 def test_every_example_of_the_help_runs(run) -> None:

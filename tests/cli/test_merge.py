@@ -95,10 +95,7 @@ WRONG = {
 @pytest.mark.parametrize("arguments", WRONG)
 def test_a_mistake_ends_in_one_line_and_status_2(run, paths: list[str], tmp_path: Path, arguments: str) -> None:
     before = sorted(os.listdir(tmp_path))
-    printed = run(["merge", *paths, *arguments.format(t=tmp_path).split()])
-    assert (printed.status, printed.out) == (2, "")
-    assert re.fullmatch(r"torchbelay merge: [^\n]+\n", printed.err)
-    assert WRONG[arguments] in printed.err
+    assert WRONG[arguments] in run(["merge", *paths, *arguments.format(t=tmp_path).split()]).mistake("merge")
     assert sorted(os.listdir(tmp_path)) == before
 
 
