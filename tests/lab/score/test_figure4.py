@@ -243,8 +243,19 @@ def test_the_figures_are_drawn_from_records_that_have_been_on_disk() -> None:
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_part_that_was_stopped_says_how_many_seeds_it_has(complete: bool) -> None:
     plates = figure4.draw([score_records.origin() | {"complete": complete}, *made_up()])
-    said = "The part is not complete: 3 of 3 seeds so far." in plates[0].notes
+    said = "The part is not complete: of 3 seeds 3 have losses and 3 FIDs." in plates[0].notes
     assert said is not complete
+
+
+def test_a_seed_without_fids_has_losses_all_the_same() -> None:
+    some = [line for line in made_up() if line.get("seed") == 0 or "fid" not in line["kind"]]
+    plates = {plate.name: plate for plate in figure4.draw([score_records.origin() | {"complete": False}, *some])}
+    assert "The part is not complete: of 3 seeds 3 have losses and 1 FIDs." in plates["figure4-iterations"].notes
+    losses, fids = plates["figure4-effects"].figure.rows  # type: ignore[union-attr]
+    assert (losses[0], losses[1]) == ("runs, test loss", "3")
+    assert (fids[0], fids[1]) == ("runs, FID", "1")
+    assert "(one seed)" in fids[2]
+    assert "(one seed)" not in losses[2]
 
 
 def test_networks_that_are_all_lost_are_drawn_too(records: list[Record]) -> None:

@@ -47,7 +47,7 @@ def draw(records: Sequence[Record]) -> list[Plate]:
 
 
 def fid_curve(records: Sequence[Record], arm: str, lr: float, weights: str = "w2") -> dict[int, list[float | None]]:
-    """Return the FIDs of all seeds by step, the end included; a seed is recorded with all its steps or not at all."""
+    """Return the FIDs of all seeds by step, the end included; a seed has the FIDs of all its steps or none."""
     found: dict[int, list[float | None]] = {}
     for kind in (DURING, "fid"):
         for r in select(records, kind, study=NAME, arm=arm, lr=lr, weights=weights):
@@ -69,7 +69,7 @@ def _iterations(records: Sequence[Record]) -> Plate:
         set_ticks(below.yaxis, spaced(*below.get_ylim()))
         above.legend(fontsize=8)
     found = compare_fids(records, study, BELAY, EMA)
-    result = f" At the end BELAY's FID is {found.describe(BELAY, EMA)} of EMA's." if found.seeds else ""
+    result = f" At the end BELAY's FID is {found.describe(BELAY, EMA)} times EMA's." if found.seeds else ""
     caption = f"Test loss (above) and FID (below) over iterations, of BELAY and of Table 1's EMA.{result}"
     notes = (
         "Bold: the average w2, the median over the seeds, which are the thin lines; dotted: the weights w1. A cross is "
@@ -87,10 +87,12 @@ def _iterations(records: Sequence[Record]) -> Plate:
 
 
 def _unfinished(records: Sequence[Record], study: StudyResults) -> tuple[str, ...]:
-    """Return how many seeds are run, as a note, if the part was stopped before its end."""
-    stopped = any(about.get("complete") is False for about in select(records, "origin"))
+    """Return how many seeds have losses and how many have FIDs, as a note, if the part was stopped before its end."""
+    if all(about.get("complete") is not False for about in select(records, "origin")):
+        return ()
     planned = len(list(studies.figure4()))
-    return (f"The part is not complete: {len(study.seeds)} of {planned} seeds so far.",) if stopped else ()
+    sampled = {line["seed"] for line in select(records, "fid", study=NAME)}
+    return (f"The part is not complete: of {planned} seeds {len(study.seeds)} have losses and {len(sampled)} FIDs.",)
 
 
 def _draw_fids(ax: Any, records: Sequence[Record], arm: str, lr: float) -> None:
