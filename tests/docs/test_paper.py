@@ -25,7 +25,7 @@ from torchbelay.lab.part import Plate, Table
 from torchbelay.lab.registry import PARTS
 from torchbelay.lab.score import figure4, penalty, studies, warm_up
 from torchbelay.lab.score.analysis import ARMS, FAILED, StudyResults, compare_fids, is_lost, rate_of_fids
-from torchbelay.lab.score.effects import WAYS, describe_left_out, effects, mean_fid
+from torchbelay.lab.score.effects import WAYS, describe_choice, describe_left_out, effects, mean_fid
 from torchbelay.lab.score.readings import readings
 from torchbelay.lab.score.sign import ratios_to_zero
 from torchbelay.physics.spring import Spring
@@ -80,7 +80,8 @@ def effects_table() -> str:
         for each in effects(kept_records.lines(part), names)
     ]
     rows = [(f"{STUDIES[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found]
-    return f"{table(('BELAY ÷ EMA', 'seeds', *WAYS), rows)}\n\n{describe_left_out(found, STUDIES)}"
+    notes = describe_left_out(found, STUDIES), describe_choice(found, STUDIES)
+    return "\n\n".join((table(("BELAY ÷ EMA", "seeds", *WAYS), rows), *notes))
 
 
 def parameters_table() -> str:
@@ -273,8 +274,11 @@ def test_what_is_said_of_the_papers_ema_follows_too() -> None:
     assert Spring.ema(decay=0.999) == studies.MNIST_EMA
     assert studies.MNIST_EMA.decay == pytest.approx(Spring(k=1.0, m1=float("inf"), m2=500.0).decay)
     assert "It was run at the paper's learning rate by the part `readings`, and at 3e-4 by the part `figure4`" in page()
-    seeds = {1: "one seed of three so far", 2: "two seeds of three so far", 3: "three seeds"}
-    assert f"drawn, {seeds[len({line['seed'] for line in own['figure4']})]} |" in page()
+    sampled = {line["seed"] for line in kept_records.lines("figure4") if line["kind"] == "fid"}
+    words = {1: "one", 2: "two", 3: "three"}
+    losses, fids = (words[len(seeds)] for seeds in ({line["seed"] for line in own["figure4"]}, sampled))
+    said = f"{losses} seeds" if losses == fids else f"losses of {losses} seeds, FIDs of {fids} so far"
+    assert f"drawn, {said} |" in page()
 
 
 def test_what_is_said_of_the_readings_follows_too() -> None:

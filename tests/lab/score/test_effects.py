@@ -10,6 +10,7 @@ from torchbelay.lab.score.analysis import StudyResults, compare
 from torchbelay.lab.score.comparison import format_ratio
 from torchbelay.lab.score.effects import (
     Effect,
+    describe_choice,
     describe_left_out,
     effects,
     effects_plate,
@@ -61,6 +62,22 @@ def test_a_rate_at_which_one_run_is_lost_is_left_out_and_named() -> None:
     assert describe_left_out([found], NAMES) == (
         "The first two ways leave out rates at which a run of the two arms is lost: short runs, test loss at 0.01."
     )
+
+
+def test_a_choice_that_hangs_on_a_lost_seed_is_told() -> None:
+    whole = loss(runs())
+    assert whole.safest is None
+    assert describe_choice([whole], NAMES) == ""
+    study = StudyResults(lose(runs(), "BELAY", 1e-3, (1,)), "rates")  # at BELAY's best rate
+    found = loss_effect(study)
+    assert found.best.unpaired == 1
+    assert found.safest == compare(study.valid_losses("BELAY", 1e-4), study.valid_losses("EMA", 1e-3))
+    assert found.safest.unpaired == 0
+    said = describe_choice([found], NAMES)
+    assert said.endswith(f"the third way gives: short runs, test loss {found.safest.describe('BELAY', 'EMA')}.")
+    (plate,) = [effects_plate(lose(runs(), "BELAY", 1e-3, (1,)), "mnist", NAMES)]
+    assert plate is not None
+    assert said in plate.notes
 
 
 def test_each_way_names_its_own_rates_if_they_differ() -> None:

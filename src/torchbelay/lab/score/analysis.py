@@ -165,15 +165,19 @@ class StudyResults:
         found = [*self.losses(arm, lr, images="train").values()]
         return math.inf if any(map(is_lost, found)) else geometric_mean(found) or math.inf
 
+    def safe_rates(self, arm: str) -> list[float]:
+        """Return the rates at which an arm loses no seed."""
+        return [lr for lr in self.rates(arm) if not self.lost_count(arm, lr)]
+
     def safe_rate(self, arm: str) -> float | None:
         """Return the best rate among those that lose no seed: for plans of longer runs, never for a verdict."""
         return min(self.rates(arm), key=lambda lr: self.mean_loss(arm, lr), default=None)
 
-    def at_best(self, arm: str) -> Losses:
-        """Return the test loss of every seed at the rate that the other seeds choose for it."""
+    def at_best(self, arm: str, among: Collection[float] | None = None) -> Losses:
+        """Return the test loss of every seed at the rate that the other seeds choose for it, of all rates or some."""
         found: Losses = {}
         for seed in self.seeds:
-            lr = self.best_rate(arm, without=seed)
+            lr = self.best_rate(arm, without=seed, among=among)
             if lr is not None:
                 found[seed] = self.valid_losses(arm, lr)[seed]
         return found

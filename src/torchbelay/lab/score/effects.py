@@ -30,6 +30,7 @@ class Effect:
     effective: Mapping[float, Comparison]
     best: Comparison
     left_out: tuple[Sequence[float], Sequence[float]]  # the rates that the first two ways lack because runs are lost
+    safest: Comparison | None = None  # at each one's best of the rates at which it loses no seed, if others are better
 
     def __bool__(self) -> bool:
         return any(each.point is not None for each in (*self.nominal.values(), *self.effective.values(), self.best))
@@ -109,8 +110,11 @@ def loss_effect(study: StudyResults) -> Effect:
         return shown, [lr for lr in found if lr not in shown]
 
     (nominal, first), (effective, second) = along(rival), along(MATCHED)
-    best = compare(study.at_best(BELAY), study.at_best(rival))
-    return Effect(study.name, LOSS, rival, nominal, effective, best, (first, second))
+    ours, theirs = study.at_best(BELAY), study.at_best(rival)
+    safe, safe_theirs = (study.at_best(arm, study.safe_rates(arm)) for arm in (BELAY, rival))
+    differs = (safe, safe_theirs) != (ours, theirs)
+    safest = compare(safe, safe_theirs) if differs and safe and safe_theirs else None
+    return Effect(study.name, LOSS, rival, nominal, effective, compare(ours, theirs), (first, second), safest)
 
 
 def _without_lost(found: dict[float, Comparison]) -> dict[float, Comparison]:
@@ -171,6 +175,21 @@ def _rates_left_out(effect: Effect) -> str:
     return first if first == second else ", ".join(f"{rates} ({way})" for rates, way in ways if rates)
 
 
+def describe_choice(found: Sequence[Effect], names: Mapping[str, str]) -> str:
+    """Return how the third way would change if an arm never had a rate at which it loses a seed, as text."""
+    texts = [
+        f"{names[each.study]}, {each.quantity} {each.safest.describe(BELAY, each.rival)}"
+        for each in found
+        if each.safest
+    ]
+    if not texts:
+        return ""
+    return (
+        "A lost seed leaves fewer seeds to choose a best rate by. If an arm is never given a rate at which it loses a "
+        f"seed, the third way gives: {'; '.join(texts)}."
+    )
+
+
 def effects_plate(records: Sequence[Record], part: str, names: Mapping[str, str]) -> Plate | None:
     """Return the table of effects; `names` says what the studies are called. None without records."""
     found = effects(records, [*names])
@@ -190,6 +209,7 @@ def effects_plate(records: Sequence[Record], part: str, names: Mapping[str, str]
         "The best rate of a seed is chosen by the training loss of the other seeds, among the rates at which the arm "
         "keeps more than half of its seeds. FIDs exist at few rates: there one rate is chosen for all seeds.",
         describe_left_out(found, names),
+        *filter(None, [describe_choice(found, names)]),
     )
     title = "BELAY against EMA, in three ways"
     return Plate(f"{part}-effects", title, caption, Table(("", "Seeds", *map(str.capitalize, WAYS)), rows), notes)
