@@ -11,6 +11,7 @@ from torchbelay.lab.report.words import listed
 from .analysis import HEAVIER, StudyResults
 from .captions import describe_networks
 from .figures import draw_training
+from .studies import MNIST_EMA
 
 ARMS = (EMA, BELAY, *HEAVIER)
 
@@ -46,10 +47,13 @@ def masses_plate(records: Sequence[Record], part: str, name: str) -> Plate | Non
     every = "; ".join(f"at {lr:g} {arm} ÷ {study.ema} {text}" for (arm, lr), text in ratios.items())
     all_lost = listed([f"{lr:g}" for lr in lrs if lr not in drawn])
     heaviest = [f"At {lr:g} {arm} ÷ {study.ema} is {ratios[arm, lr]}" for arm, lr in ratios if arm == HEAVIER[-1]]
-    caption = (
-        "Train and test loss over iterations for BELAY's masses m1: the heavier the model, the less it feels the "
-        f"average, and EMA is the limit.{f' {heaviest[0]}.' if heaviest else ''}"
-    )
+    shows = "Train and test loss over iterations for masses m1 of BELAY: the heavier the model, the less it is pulled"
+    if study.ema == EMA:
+        caption = f"{shows}, and EMA is the limit.{f' {heaviest[0]}.' if heaviest else ''}"
+    else:  # it averages over fewer steps than the limit does
+        caption = (
+            f"{shows}. The limit, an EMA of decay {MNIST_EMA.decay:g}, was not run here: {study.ema} stands beside."
+        )
     notes = (
         "BELAY without a number has the paper's m1 of 2e3. Bold: the median of the average w2 over the seeds, which "
         "are the thin lines; dotted: the median of the weights w1.",
