@@ -838,8 +838,7 @@ export function explain(state) {
       const spring = springOf(state);
       const said = [kindOf(spring), memoryOf(spring), ...learningRateOf(state, spring), adviceOf(spring)];
       if (beta && spring.hasVelocity) {
-        const limit = rangeOf(state), alone = (2 * (1 + beta)) / (1 - beta);
-        said.push(`Around an optimizer with momentum β1 = ${formatG(beta)} it is stable below ηh = ${formatG(limit, 4)}, against ${formatG(alone, 4)} with an EMA.`);
+        said.push(explainStableRange(rangeOf(state), spring.effectiveLrScale, spring.theta, beta));
       } else if (beta) {
         said.push(explainMomentum(couplingOf(state), beta));
       }
@@ -869,13 +868,19 @@ function explainCentred(theta, c, coupling) {
     + `ηh = ${formatG(stableRange(coupling, 0), 4)}, against 2 for plain SGD or EMA.`;
 }
 
+function explainStableRange(limit, scale, theta, beta) {
+  const around = `Around an optimizer with momentum β1 = ${formatG(beta)}`;
+  if (limit === 0) return `${around} no learning rate is stable with it.`;
+  const scaled = scale !== 0 && !isClose(scale, 1, 1e-9); // a tether has no effective rate
+  const against = theta ? `, against ${formatG((2 * (1 + beta)) / (1 - beta), 4)} with an EMA` : ", as without an average";
+  return `${around} it is stable below ηh = ${formatG(scaled ? limit * scale : limit, 4)}${scaled ? " in the effective rate" : ""}${against}.`;
+}
+
 function explainMomentum(coupling, beta) {
   const scale = effectiveLrScaleOf(coupling), c = rateOf(coupling), theta = thetaOf(coupling);
-  const alone = (2 * (1 + beta)) / (1 - beta), limit = stableRange(coupling, beta) * scale;
-  const effective = isClose(scale, 1, 1e-9) ? "" : " in the effective rate";
-  const against = theta ? `, against ${formatG(alone, 4)} with an EMA` : ", as without an average";
-  const said = [`Around an optimizer with momentum β1 = ${formatG(beta)} it is stable below ηh = ${formatG(limit, 4)}${effective}${against}.`];
-  if (!(c > 0 && c <= 1)) return said[0];
+  const nominal = stableRange(coupling, beta), said = [explainStableRange(nominal, scale, theta, beta)];
+  if (!(c > 0 && c <= 1) || coupling.b === 0) return said[0]; // with b = 0 the average stands still, and θ is infinite
+  const limit = nominal * scale, effective = isClose(scale, 1, 1e-9) ? "" : " in the effective rate";
   const floor = thetaFloor(beta, c, coupling.q ? "after" : "before");
   const at = `At this averaging rate the floor of θ is ${formatG(floor, 3)}`, own = formatG(theta, 3);
   if (theta >= 0) {
