@@ -454,7 +454,7 @@ function quadraticRoots(b, c) {
 /** Return the θ below which the stable range collapses, for the optimizer's momentum and the averaging rate. */
 export function thetaFloor(beta, c, follow = "after") {
   const share = follow === "before" ? 1 - c : 1;
-  return (-share * (1 - beta)) / (1 - beta * (1 - c));
+  return (-share * (1 - beta)) / (1 - beta + beta * c);
 }
 
 /** Return the limit of ηh: SGD with momentum β and this coupling is stable below it. */

@@ -175,8 +175,7 @@ def _momentum_facts(s: Spring | Limit | centred, facts: dict[str, Any], beta1: f
     """Return what the optimizer's momentum changes: a longer explanation, the floor of θ and the stable range."""
     beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
     limit, coupling = _stable_lr(s, 1.0, beta), s.coupling(1, 0.0)
-    has_velocity = isinstance(s, Spring) and s.has_velocity
-    if has_velocity:
+    if has_velocity := isinstance(s, Spring) and s.has_velocity:
         words = explain_stable_range(limit, s.effective_lr_scale, s.theta, beta)
     else:
         words = explain_momentum(coupling, beta)

@@ -126,9 +126,13 @@ def _ends(
     coupling: "Coupling", curvatures: tuple[float, float], lr: float, momentum: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return χ of the least and of the largest curvature."""
-    if not hasattr(curvatures, "__len__") or len(curvatures) != 2:
+    try:
+        given = tuple(curvatures)
+    except TypeError:  # one number
+        given = ()
+    if len(given) != 2:
         raise ValueError(f"curvatures={curvatures!r} are not two; give the least and the largest")
-    low, high = (arguments.number("curvatures", h, low=0) for h in curvatures)
+    low, high = (arguments.number("curvatures", h, low=0) for h in given)
     eta = arguments.number("lr", lr, low=0)
     beta = arguments.number("momentum", momentum, low=0, high=1, open_low=False)
     if low > high:

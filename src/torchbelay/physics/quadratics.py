@@ -67,9 +67,13 @@ class Quadratic:
         `start` is the loss above the minimum at the beginning. A gradient's noise has the variance noise·h/batch, as
         that of a log-likelihood with noise = 1. `counts` says how many directions have each curvature.
         """
-        if isinstance(curvatures, int | float) or not len(curvatures):
+        try:
+            given = [] if isinstance(curvatures, str | bytes) else list(curvatures)
+        except TypeError:  # one number, or nothing that can be counted
+            given = []
+        if not given:
             raise ValueError(f"curvatures={curvatures!r} has no curvature; give a list of at least one number")
-        found = [arguments.number("curvatures", h, low=0) for h in curvatures]
+        found = [arguments.number("curvatures", h, low=0) for h in given]
         many = [1.0] * len(found) if counts is None else [arguments.number("counts", n, low=0) for n in counts]
         if len(many) != len(found):
             raise ValueError(f"counts has {len(many)} numbers for {len(found)} curvatures; give one for each")
