@@ -67,14 +67,31 @@ def test_an_ema_is_recommended_if_it_is_nearly_as_good() -> None:
 
 
 def test_schedule_free_is_recommended_only_without_momentum() -> None:
-    free = recommend(500, noise=0.01)
+    wide = [0.18, 5e-4, 5e-4]
+    free = recommend(500, curvatures=wide, noise=6.0, batch=1)
     assert free.method == tb.methods.schedule_free(0.9)
     assert free.explain().startswith("Use tb.methods.schedule_free(0.9) at a learning rate of")
     assert "needs no averaging rate: Generalized Primal Averaging with c = 1/t." in free.explain()
     assert free.floor == -1
-    held = recommend(500, noise=0.01, beta1=0.9)
+    held = recommend(500, curvatures=wide, noise=6.0, batch=1, beta1=0.9)
     assert isinstance(held.method, tb.methods.centred)
     assert "around an optimizer with β1 = 0" in held.explain()
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_no_advice_lets_the_loss_grow_on_the_way(noise: float) -> None:
+    """At 15 times 1/(largest curvature) schedule-free averaging ends low, after a loss of 1e10 times the first."""
+    advice = recommend(500, noise=noise)
+    h, number, start, variance = np.array(advice.problem.directions).T
+    for setting in (advice.best, *advice.alternatives.values()):
+        moments = np.multiply.outer(start, np.ones((2, 2)))
+        for t in range(1, 501):
+            c = setting.method.coupling(t, setting.lr)
+            kick = np.array([c.p, c.q])
+            m = np.array([[1 - c.a, c.a], [c.b, 1 - c.b]]) - setting.lr * np.einsum("n,i,j->nij", h, kick, [1.0, 0.0])
+            moments = m @ moments @ m.transpose(0, 2, 1)
+            moments += setting.lr**2 * np.multiply.outer(variance, np.outer(kick, kick))
+            assert (number * h * moments[:, 0, 0]).sum() / 2 <= 2 * advice.problem.start
 
 
 def test_rates_scale_with_the_curvatures_or_with_the_rate_of_the_best_ema() -> None:
@@ -125,7 +142,7 @@ def test_near_a_known_rate_it_stays_within_a_factor_of_2_and_says_so() -> None:
 def test_if_schedule_free_is_better_far_from_the_known_rate_it_says_so() -> None:
     advice = recommend(50, curvatures=[1.0, 0.5], noise=0.0, beta1=0.5, near=0.01)
     assert advice.alternatives["schedule-free"].loss.total < advice.loss.total
-    assert any("schedule-free averaging is better, but at a learning rate of 9" in each for each in advice.warnings)
+    assert any("schedule-free averaging is better, but at a learning rate of 1.32" in each for each in advice.warnings)
 
 
 def test_a_spring_without_noise_is_told_to_be_of_use_for_the_speed() -> None:

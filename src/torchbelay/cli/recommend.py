@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if measured is not None:
         words = f"{measured.explain()}\n\n{words}"
     width = max(40, shutil.get_terminal_size().columns)
-    print("\n\n".join(textwrap.fill(part, width) for part in words.split("\n\n")))
+    print("\n\n".join(textwrap.fill(part, width, break_on_hyphens=False) for part in words.split("\n\n")))
     return 0
 
 

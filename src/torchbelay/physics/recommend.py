@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from . import arguments, recommend_words
+from .coupling import watch
 from .inner_momentum import stable_range, theta_floor
 from .methods.centred import centred
 from .methods.schedule_free import schedule_free
@@ -239,7 +240,7 @@ def _tune_free(problem: Quadratic, steps: int) -> Setting:
         return problem.loss_free(_FREE_BETA, lr, steps).total
 
     (lr,) = _descend(lambda lr: loss(lr * AROUND) + loss(lr / AROUND), (1.0 / problem.largest,))
-    limit = stable_range(centred(-_FREE_BETA, 1 / steps).coupling(1, lr), 0.0) / problem.largest
+    limit = stable_range(watch(1.0), 0.0) / problem.largest  # of its first step, at which c = 1
     return Setting(schedule_free(_FREE_BETA), lr, problem.loss_free(_FREE_BETA, lr, steps), _range(loss, lr), limit)
 
 
