@@ -454,7 +454,7 @@ function quadraticRoots(b, c) {
 /** Return the θ below which the stable range collapses, for the optimizer's momentum and the averaging rate. */
 export function thetaFloor(beta, c, follow = "after") {
   const share = follow === "before" ? 1 - c : 1;
-  return (-share * (1 - beta)) / (1 - beta * (1 - c));
+  return (-share * (1 - beta)) / (1 - beta + beta * c);
 }
 
 /** Return the limit of ηh: SGD with momentum β and this coupling is stable below it. */
@@ -474,33 +474,34 @@ function firstRoot(n0, n1) {
   return n1 < 0 ? -n0 / n1 : INF;
 }
 
-/** Return the coefficients of the characteristic polynomial at x = ηh, the highest power first. */
+/** Return the coefficients of the characteristic polynomial at x = ηh in ζ = λ − 1, the highest power first. */
 export function polynomial(coupling, x, momentum = 0) {
-  const { a, b, p, q } = coupling, c = a + b, later = p - (b * p + a * q);
-  if (!momentum) return [1, -(2 - c - p * x), 1 - c - x * later];
-  x *= 1 - momentum;
-  return [1, -(2 - c + momentum) + p * x, 1 - c + momentum * (2 - c) - later * x, -momentum * (1 - c)];
+  const { a, b, p, q } = coupling, c = a + b, along = b * p + a * q, fresh = 1 - momentum;
+  if (!momentum) return [1, c + p * x, along * x];
+  return [1, fresh + c + fresh * p * x, fresh * (c + (p + along) * x), fresh * along * x];
 }
 
-function radiusOf(coefficients) {
-  if (coefficients.length > 3) return Math.max(0, ...roots(coefficients).map((z) => Math.hypot(...z)));
-  const [, b, c] = coefficients, square = b * b - 4 * c;
-  return square < 0 ? Math.sqrt(c) : (Math.abs(b) + Math.sqrt(square)) / 2;
+/** Return the eigenvalues λ = 1 + ζ of a step from its polynomial in ζ. */
+function eigenvaluesOf(terms) {
+  if (terms.length === 3) return quadraticRoots(terms[1], terms[2]).map(([re, im]) => [1 + re, im]);
+  const unit = Math.max(1, ...terms.slice(1).map((c, i) => Math.abs(c) ** (1 / (i + 1)))); // of ζ: it stays monic
+  return roots(terms.map((c, i) => c / unit ** i)).map(([re, im]) => [1 + unit * re, unit * im]);
 }
 
 /** Return the factor by which the error shrinks per step on quadratics, for the worse of two curvatures. */
 export function convergenceRate(coupling, curvatures, lr, momentum = 0) {
-  return Math.max(...curvatures.map((h) => radiusOf(polynomial(coupling, lr * h, momentum))));
+  const found = curvatures.flatMap((h) => eigenvaluesOf(polynomial(coupling, lr * h, momentum)));
+  return Math.max(...found.map((z) => Math.hypot(...z)));
 }
 
 // Noise (physics/variance.py, physics/matrices.py) and critical damping (physics/critical.py) -------------------------------
 
 /** Return the variances of w1 and w2 in the long run; infinite if the learning rate is not stable. */
 export function stationaryVariance(coupling, curvature, lr, noise = 1, momentum = 0) {
-  const x = lr * curvature, scale = (lr * noise) ** 2;
+  const x = lr * curvature, root = noise * (Math.sqrt(lr) / Math.sqrt(curvature)); // s/√x
   if (x >= stableRange(coupling, momentum)) return { w1: INF, w2: INF };
-  const [w1, w2] = momentum ? varianceWithMomentum(coupling, x, momentum) : varianceWithout(coupling, x);
-  return { w1: scaled(scale, w1), w2: scaled(scale, w2) };
+  const [w1, w2] = varianceShares(coupling, x, momentum);
+  return { w1: scaled(root * root, w1), w2: scaled(root * root, w2) };
 }
 
 /** Return a variance in units of (ησ)²; infinite if rounding leaves nothing of the distance from the edge of stability. */
@@ -509,21 +510,16 @@ function scaled(scale, variance) {
   return Number.isNaN(variance) ? INF : scale * variance;
 }
 
-function varianceWithout({ a, b, p, q }, x) {
-  const along = b * p + a * q, trace = 2 - (a + b) - p * x, gap = a + b + x * (p - along);
-  const below = gap * x * (2 - gap + trace);
-  return [p, q].map((b0) => (x * (b0 * b0 + (along - b0) * (along - b0)) + trace * along) / below);
-}
-
-function varianceWithMomentum(coupling, x, beta) {
-  const { a, b, p, q } = coupling, { rows, noise } = stepMatrix(coupling, x, beta);
-  if ((a === 0 && b === 0) || (b === 0 && q === 0)) { // w2 has no motion of its own
-    const left = (m) => [m[0], m[2]].map((row) => [row[0], row[2]]);
-    const alone = lyapunov(left(rows), left(noise))[0][0];
-    return [alone, p ? alone * (q / p) ** 2 : 0];
-  }
-  const found = lyapunov(rows, noise);
-  return [found[0][0], found[1][1]];
+/** Return x·Var/s² of w1 and w2; infinite if rounding puts x on the limit. */
+function varianceShares({ a, b, p, q }, x, beta) {
+  const c = a + b, fresh = 1 - beta, along = b * p + a * q, g = fresh + beta * c, over = 2 * p - along;
+  const turn = c * g + x * (g * p - along), flip = 2 * (1 + beta) * (2 - c) - fresh * over * x;
+  if (turn <= 0 || flip <= 0) return [INF, INF];
+  return [p, q].map((b0) => {
+    const b1 = along - b0;
+    const kicks = fresh * (b0 - b1) ** 2 * (2 * c + over * x) + 2 * flip * (b0 * b0 + b1 * b1);
+    return (fresh * x * kicks + along * flip * (4 * g - fresh * along * x)) / (8 * turn * flip);
+  });
 }
 
 /** Return the matrix of a step on (w1, w2, η·m) at ηh = x, and the second moments of its noise if ησ = 1. */
@@ -639,8 +635,7 @@ export function eigenvalues(state, curvature) {
     return quadraticRoots(-(rows[0][0] + rows[1][1]), rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]);
   }
   if (hasVelocity(state)) return velocityModes(state, x);
-  const terms = polynomial(settled(state), x, state.momentum);
-  return terms.length === 3 ? quadraticRoots(terms[1], terms[2]) : roots(terms);
+  return eigenvaluesOf(polynomial(settled(state), x, state.momentum));
 }
 
 export function rootLocus(state, curvatures) {
@@ -843,8 +838,7 @@ export function explain(state) {
       const spring = springOf(state);
       const said = [kindOf(spring), memoryOf(spring), ...learningRateOf(state, spring), adviceOf(spring)];
       if (beta && spring.hasVelocity) {
-        const limit = rangeOf(state), alone = (2 * (1 + beta)) / (1 - beta);
-        said.push(`Around an optimizer with momentum β1 = ${formatG(beta)} it is stable below ηh = ${formatG(limit, 4)}, against ${formatG(alone, 4)} with an EMA.`);
+        said.push(explainStableRange(rangeOf(state), spring.effectiveLrScale, spring.theta, beta));
       } else if (beta) {
         said.push(explainMomentum(couplingOf(state), beta));
       }
@@ -874,13 +868,19 @@ function explainCentred(theta, c, coupling) {
     + `ηh = ${formatG(stableRange(coupling, 0), 4)}, against 2 for plain SGD or EMA.`;
 }
 
+function explainStableRange(limit, scale, theta, beta) {
+  const around = `Around an optimizer with momentum β1 = ${formatG(beta)}`;
+  if (limit === 0) return `${around} no learning rate is stable with it.`;
+  const scaled = scale !== 0 && !isClose(scale, 1, 1e-9); // a tether has no effective rate
+  const against = theta ? `, against ${formatG((2 * (1 + beta)) / (1 - beta), 4)} with an EMA` : ", as without an average";
+  return `${around} it is stable below ηh = ${formatG(scaled ? limit * scale : limit, 4)}${scaled ? " in the effective rate" : ""}${against}.`;
+}
+
 function explainMomentum(coupling, beta) {
   const scale = effectiveLrScaleOf(coupling), c = rateOf(coupling), theta = thetaOf(coupling);
-  const alone = (2 * (1 + beta)) / (1 - beta), limit = stableRange(coupling, beta) * scale;
-  const effective = isClose(scale, 1, 1e-9) ? "" : " in the effective rate";
-  const against = theta ? `, against ${formatG(alone, 4)} with an EMA` : ", as without an average";
-  const said = [`Around an optimizer with momentum β1 = ${formatG(beta)} it is stable below ηh = ${formatG(limit, 4)}${effective}${against}.`];
-  if (!(c > 0 && c <= 1)) return said[0];
+  const nominal = stableRange(coupling, beta), said = [explainStableRange(nominal, scale, theta, beta)];
+  if (!(c > 0 && c <= 1) || coupling.b === 0) return said[0]; // with b = 0 the average stands still, and θ is infinite
+  const limit = nominal * scale, effective = isClose(scale, 1, 1e-9) ? "" : " in the effective rate";
   const floor = thetaFloor(beta, c, coupling.q ? "after" : "before");
   const at = `At this averaging rate the floor of θ is ${formatG(floor, 3)}`, own = formatG(theta, 3);
   if (theta >= 0) {

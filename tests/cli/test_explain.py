@@ -152,7 +152,11 @@ def test_a_spring_that_repels_is_given_by_theta_and_rate(run) -> None:
         ("--decay 0.95", "stable below ηh = 38, as without an average"),
         ("--decay 0.95", "This one does not repel"),
         ("--decay 1", "stable below ηh = 38, as without an average"),
-        ("--k 1 --m1 10 --m2 20 --c1 5 --c2 10", "β1 = 0.9 it is stable below ηh = 0.5269, against 38 with an EMA"),
+        (
+            "--k 1 --m1 10 --m2 20 --c1 5 --c2 10",
+            "stable below ηh = 0.6675 in the effective rate, against 38 with an EMA",
+        ),
+        ("--k 1 --m1 10 --m2 inf", "β1 = 0.9 it is stable below ηh = 39, against 38 with an EMA."),  # a tether
     ],
 )
 def test_what_momentum_changes_is_said_in_words(run, setting: str, words: str) -> None:
@@ -160,6 +164,23 @@ def test_what_momentum_changes_is_said_in_words(run, setting: str, words: str) -
     assert (printed.status, printed.err) == (0, "")
     assert words in " ".join(printed.out.split("\n\n")[0].split())
     assert "β1" not in run(f"explain {setting} --curvature 5").out
+
+
+def test_a_learning_rate_is_judged_with_the_momentum_that_is_given(run) -> None:
+    """Without momentum 1 is stable by far; with β1 = 0.9 the limit is 0.25."""
+    setting = "explain --theta -0.9 --rate 0.05 --curvature 1 --lr 1"
+    assert run(setting).table["stable at curvature 1"] == "lr < 16.25; lr 1 is below it"
+    printed = run(f"{setting} --beta1 0.9").table
+    assert printed["stable at curvature 1"] == "lr < 16.25"
+    assert printed["at curvature 1"] == "lr < 0.2502; lr 1 is not below it: SGD diverges"
+    got = run(f"{setting} --beta1 0.9 --json").json
+    assert (got["lr_is_stable"], got["lr_is_stable_with_beta1"]) == (True, False)
+
+
+def test_a_tether_has_no_floor_and_an_unstable_spring_no_learning_rate(run) -> None:
+    assert "floor" not in run("explain --k 1 --m1 10 --m2 inf --beta1 0.9").out
+    printed = run("explain --k 1 --m1 10 --m2 20 --c1 0 --c2 0 --beta1 0.9").out
+    assert "with momentum β1 = 0.9 no learning rate is stable with it." in " ".join(printed.split())
 
 
 def test_the_numbers_of_cifar10s_setting(run) -> None:

@@ -87,6 +87,8 @@ def test_a_mistake_is_one_line_and_status_2(run, more: str, message: str) -> Non
         ("[1]\n", "has no object in line 1; give one object per line"),
         ('{"step": 1, "lr": 1, "loss": 1}\n', "has 1 reports; the fit needs"),
         ("", "has 0 reports"),
+        ("[" * 100_000, "is not JSON in line 1"),
+        ("\ufeff", "has 0 reports"),
     ],
 )
 def test_a_damaged_file_is_one_line_and_status_2(run, tmp_path: Path, text: str, message: str) -> None:
@@ -95,6 +97,23 @@ def test_a_damaged_file_is_one_line_and_status_2(run, tmp_path: Path, text: str,
     assert (printed.status, printed.out) == (2, "")
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_a_line_ends_at_a_newline_alone_and_a_mark_of_byte_order_is_no_part_of_it(run, reports: Path) -> None:
+    """Tools that write other scripts as they are leave U+2028 in texts, and some begin files with U+FEFF."""
+    printed = run(["recommend", "--steps", "100", "--from-run", str(reports)])
+    old = [json.loads(line) for line in reports.read_text().split("\n") if line]
+    lines = [json.dumps(line | {"note": "a\u2028b"}, ensure_ascii=False) for line in old]
+    reports.write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8")
+    assert run(["recommend", "--steps", "100", "--from-run", str(reports)]).out == printed.out != ""
+
+
+def test_a_file_that_is_not_text_is_one_line_and_status_2(run, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe{}")
+    printed = run(["recommend", "--steps", "100", "--from-run", str(tmp_path / "a.jsonl")])
+    assert (printed.status, printed.err.count("\n")) == (2, 1)
+    assert "is not text in UTF-8" in printed.err
+    assert "give one JSON object per line" in printed.err
 
 
 def test_steps_are_needed(run) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from helpers.quadratic import lyapunov
 from helpers.root import ROOT
 from torchbelay import Belay, Spring, UnstableSpringWarning, methods
 from torchbelay.cli.explain import _facts, _momentum_facts
@@ -31,7 +32,7 @@ from torchbelay.physics import critical, theta_floor
 from torchbelay.physics.convergence import polynomial
 from torchbelay.physics.coupling import Coupling, Follow
 from torchbelay.physics.explain import explain_momentum
-from torchbelay.physics.matrices import lyapunov, outer
+from torchbelay.physics.matrices import outer
 from torchbelay.physics.methods.centred import centred
 from torchbelay.physics.modes import roots
 from torchbelay.physics.variance import step as step_matrix
@@ -244,7 +245,7 @@ def eigenvalues_of(state: State, x: float) -> list[complex]:
         modes = modes.with_momentum(s["momentum"]) if s["momentum"] else modes
         longer = [0.0] * (len(modes.p0) - len(modes.p1)) + [x * c for c in modes.p1]
         return [1 + z for z in roots([c + d for c, d in zip(modes.p0, longer, strict=True)])]
-    return roots(polynomial(coupling_of(s), x, s["momentum"]))
+    return [1 + z for z in roots(polynomial(coupling_of(s), x, s["momentum"]))]
 
 
 def variances_of(state: State) -> tuple[float, float]:

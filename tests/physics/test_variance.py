@@ -85,6 +85,46 @@ def test_with_momentum_it_solves_lyapunovs_equation(beta: float) -> None:
         assert found == pytest.approx((expected[0, 0], expected[1, 1]), rel=1e-6)
 
 
+def exact_covariance(coupling: Coupling, push: float, beta: float) -> sp.Matrix:
+    """Return Σ = M·Σ·Mᵀ + N for ησ = 1 by rational numbers, as nine equations."""
+    a, b, p, q = (sp.Rational(number) for number in (coupling.a, coupling.b, coupling.p, coupling.q))
+    x, kept = sp.Rational(push), sp.Rational(beta)
+    mean = sp.Matrix([[(1 - kept) * x, 0, kept]])
+    m = sp.Matrix([[1 - a, a, 0], [b, 1 - b, 0], [0, 0, 0]]) - sp.Matrix([p, q, -1]) * mean
+    noise = (1 - kept) * sp.Matrix([-p, -q, 1])
+    equations = sp.eye(9) - sp.Matrix(sp.kronecker_product(m, m))
+    return equations.LUsolve(sp.Matrix(sp.kronecker_product(noise, noise))).reshape(3, 3)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize(
+    ("theta", "c"), [(-0.9999, 0.75), (-0.999, 0.2), (-0.5, 1e-9), (-0.5, 0.5), (0.0, 1e-4), (2.0, 0.1), (1e5, 1e-12)]
+)
+def test_every_setting_keeps_its_digits(theta: float, c: float, beta: float) -> None:
+    """At slow, strong and almost unstable settings an elimination in floats has negative variances."""
+    coupling = centred(theta, c)
+    limit = coupling.max_stable_lr(1.0, momentum=beta)
+    for share in (1e-9, 1e-5, 0.3, 0.999):
+        push = share * limit
+        expected = exact_covariance(coupling, push, beta)
+        found = coupling.stationary_variance(1.0, push, noise=1 / push, momentum=beta)
+        assert found == pytest.approx((float(expected[0, 0]), float(expected[1, 1])), rel=1e-8)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.9])
+def test_the_scale_of_curvature_and_noise_does_not_matter(beta: float) -> None:
+    coupling = centred(-0.5, 0.01)
+    w1, w2 = coupling.stationary_variance(1.0, 0.1, momentum=beta)
+    for h, noise in ((1e250, 1.0), (1e-250, 1.0), (1e200, 1e300), (1e-100, 1e-150), (1.0, 1e-100)):
+        found = coupling.stationary_variance(h, 0.1 / h, noise, momentum=beta)
+        factor = (noise / h) * (noise / h)
+        assert found == pytest.approx((w1 * factor, w2 * factor), rel=1e-9)
+    assert coupling.stationary_variance(1.0, 0.1, noise=1e300, momentum=beta) == (math.inf, math.inf)
+    assert coupling.stationary_variance(1.0, 1e300, momentum=beta) == (math.inf, math.inf)
+    with pytest.raises(ValueError, match=r"^curvature=1e-200 times lr=1e-200 is too small"):
+        coupling.stationary_variance(1e-200, 1e-200, momentum=beta)
+
+
 def test_a_little_momentum_changes_little() -> None:
     for coupling in random_couplings(30):
         push = 0.5 * min(1.0, coupling.max_stable_lr(1.0))

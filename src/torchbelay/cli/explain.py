@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from torchbelay.physics import arguments
-from torchbelay.physics.explain import explain_centred, explain_momentum
+from torchbelay.physics.explain import explain_centred, explain_momentum, explain_stable_range
 from torchbelay.physics.inner_momentum import theta_floor
 from torchbelay.physics.limits import Limit
 from torchbelay.physics.methods.centred import centred
@@ -175,19 +175,17 @@ def _momentum_facts(s: Spring | Limit | centred, facts: dict[str, Any], beta1: f
     """Return what the optimizer's momentum changes: a longer explanation, the floor of θ and the stable range."""
     beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
     limit, coupling = _stable_lr(s, 1.0, beta), s.coupling(1, 0.0)
-    has_velocity = isinstance(s, Spring) and s.has_velocity
-    if has_velocity:
-        words = (
-            f"Around an optimizer with momentum β1 = {beta:g} it is stable below ηh = {limit:.4g}, against "
-            f"{2 * (1 + beta) / (1 - beta):.4g} with an EMA."
-        )
+    if has_velocity := isinstance(s, Spring) and s.has_velocity:
+        words = explain_stable_range(limit, s.effective_lr_scale, s.theta, beta)
     else:
         words = explain_momentum(coupling, beta)
     found = {"explanation": f"{facts['explanation']} {words}", "beta1": beta, "stable_range_with_beta1": limit}
-    if 0 < coupling.rate <= 1 and not has_velocity:
+    if 0 < coupling.rate <= 1 and coupling.b and not has_velocity:
         found["theta_floor"] = theta_floor(beta, coupling.rate, "after" if coupling.q else "before")
     if "curvature" in facts:
         found["max_stable_lr_with_beta1"] = limit / facts["curvature"]
+        if "lr" in facts:
+            found["lr_is_stable_with_beta1"] = facts["lr"] < found["max_stable_lr_with_beta1"]
     return found
 
 
@@ -223,15 +221,14 @@ def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
         ("matched EMA", matched),
     ]
     if "curvature" in f:
-        verdict = ""
-        if "lr" in f:
-            verdict = f"; lr {f['lr']:g} is {'below it' if f['lr_is_stable'] else 'not below it: SGD diverges'}"
+        verdict = "" if "beta1" in f else _verdict(f, "lr_is_stable")  # the optimizer that is used decides
         rows.append((f"stable at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr']:.4g}{verdict}"))
         rows.append(("  plain SGD, or EMA", f"lr < {f['max_stable_lr_of_sgd']:.4g}"))
     if "beta1" in f:
         rows.append((f"stable with β1 = {f['beta1']:g}", f"lr·curvature < {f['stable_range_with_beta1']:.4g}"))
         if "max_stable_lr_with_beta1" in f:
-            rows.append((f"  at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr_with_beta1']:.4g}"))
+            verdict = _verdict(f, "lr_is_stable_with_beta1")
+            rows.append((f"  at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr_with_beta1']:.4g}{verdict}"))
         if "theta_floor" in f:
             rows.append(("floor of θ", f"{f['theta_floor']:.4g}"))
     if "steps" in f:
@@ -243,6 +240,13 @@ def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
             value = f"refused: {at['refused']}" if at["refused"] else f"{at['k']:.6g}, decay {at['decay']:.6g}{tuned}"
             rows.append((f"k by the {rule} rule", value))
     return rows
+
+
+def _verdict(f: dict[str, Any], name: str) -> str:
+    """Return whether the learning rate is below the limit, if there is one."""
+    if name not in f:
+        return ""
+    return f"; lr {f['lr']:g} is {'below it' if f[name] else 'not below it: SGD diverges'}"
 
 
 def _without_inf(value: Any) -> Any:

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if measured is not None:
         words = f"{measured.explain()}\n\n{words}"
     width = max(40, shutil.get_terminal_size().columns)
-    print("\n\n".join(textwrap.fill(part, width) for part in words.split("\n\n")))
+    print("\n\n".join(textwrap.fill(part, width, break_on_hyphens=False) for part in words.split("\n\n")))
     return 0
 
 
@@ -156,16 +156,18 @@ def _show(done: int, total: int) -> None:
 def _read(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file of reports; those without losses are left out."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error}; give one JSON object per line") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
     found = []
-    for count, line in enumerate(text.splitlines(), 1):
+    for count, line in enumerate(text.split("\n"), 1):  # splitlines() would also split at characters inside of texts
         if not line.strip():
             continue
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON in line {count}: {error}; give one object per line") from error
         if not isinstance(value, dict):
             raise ValueError(f"{path} has no object in line {count}; give one object per line")

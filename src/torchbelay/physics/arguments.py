@@ -17,6 +17,8 @@ def number(
         x = float(value)
     except OverflowError:  # an int beyond the range of floats
         x = math.inf
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
+        raise TypeError(f"{name}={value!r} is not one number; give a float") from None
     above = x > low if open_low else x >= low
     if above and (x < high or (not open_high and x == high)):
         return x

@@ -16,11 +16,10 @@ exists if all roots of χ(·; ημ) are inside |λ| = ρ and Re χ(λ; ηL)·con
 
 import math
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from . import arguments
-from .modes import roots
+from .modes import add, evaluate, even_odd, multiply, open_circle, roots
 
 if TYPE_CHECKING:
     from .coupling import Coupling
@@ -28,66 +27,60 @@ if TYPE_CHECKING:
 
 def quadratic_rate(coupling: "Coupling", curvatures: tuple[float, float], lr: float, momentum: float = 0.0) -> float:
     """Return the largest |λ| over all curvatures between the two; `Coupling.convergence_rate` calls this."""
-    return max(_radius(polynomial(coupling, x, momentum)) for x in _pushes(curvatures, lr, momentum))
+    return max(map(_radius, _ends(coupling, curvatures, lr, momentum)))
 
 
 def smooth_rate(coupling: "Coupling", curvatures: tuple[float, float], lr: float, momentum: float = 0.0) -> float:
     """Return the least rate that is proved for smooth functions; `Coupling.convergence_bound` calls this."""
-    low, high = (polynomial(coupling, x, momentum) for x in _pushes(curvatures, lr, momentum))
+    low, high = _ends(coupling, curvatures, lr, momentum)
     best = max(_radius(low), _radius(high))
     if best >= 1:
         return math.inf
     if momentum == 0 and _is_symmetric(coupling):
         return best
     bad, good = best, 1.0
-    if _least_on_circle(low, high, good) < 0:
+    if not _is_positive(low, high, good):
         return math.inf
     for _ in range(60):  # a rate that is proved is proved for every larger one, too
         middle = (bad + good) / 2
-        bad, good = (bad, middle) if _least_on_circle(low, high, middle) >= 0 else (middle, good)
+        bad, good = (bad, middle) if _is_positive(low, high, middle) else (middle, good)
     return good if good < 1 else math.inf
 
 
 def polynomial(coupling: "Coupling", x: float, momentum: float = 0.0) -> tuple[float, ...]:
-    """Return the coefficients of χ in λ, the highest power first.
+    """Return the coefficients of χ in ζ = λ − 1, the highest power first.
+
+    In λ itself slow modes, which crowd around 1, would lose their digits.
 
     >>> from torchbelay import Coupling
-    >>> polynomial(Coupling(a=-0.9, b=1.0, p=1.0, q=0.0), 0.5)  # heavy ball: λ² − (1 + μ − x)·λ + μ
-    (1.0, -1.4, 0.9)
+    >>> polynomial(Coupling(a=-0.5, b=1.0, p=1.0, q=0.0), 0.5)  # heavy ball: λ² − (1 + μ − x)·λ + μ
+    (1.0, 1.0, 0.5)
     """
     c, p = coupling.rate, coupling.p
-    later = p - (coupling.b * p + coupling.a * coupling.q)
+    drift = coupling.b * p + coupling.a * coupling.q  # c·r
     if not momentum:
-        return 1.0, -(2 - c - p * x), 1 - c - x * later
-    x *= 1 - momentum
-    return (
-        1.0,
-        -(2 - c + momentum) + p * x,
-        1 - c + momentum * (2 - c) - later * x,
-        -momentum * (1 - c),
-    )
+        return 1.0, c + p * x, drift * x
+    new = 1 - momentum
+    return 1.0, new + c + new * p * x, new * (c + (p + drift) * x), new * drift * x
 
 
 def is_certified(low: Sequence[float], high: Sequence[float], rho: float) -> bool:
     """Whether the circle criterion proves the rate ρ, for the polynomials of the least and the largest curvature."""
-    return _radius(low) <= rho and _least_on_circle(low, high, rho) >= 0
+    return _radius(low) <= rho and _is_positive(low, high, rho)
 
 
-def _least_on_circle(low: Sequence[float], high: Sequence[float], rho: float) -> float:
-    """Return the least Re low·conj high on |λ| = ρ; 0 if rounding alone makes it negative.
+def _is_positive(low: Sequence[float], high: Sequence[float], rho: float) -> bool:
+    """Whether Re low·conj high ≥ 0 on |λ| = ρ, up to rounding.
 
-    With λ = ρ·exp(iω) it is a polynomial in t = cos ω, which is least at an end or at a zero of its slope.
+    On the opened circle σ = iτ it is a polynomial in τ² ≥ 0, which is least at an end or at a zero of its slope.
     """
     degree = len(low) - 1
-    cosines = [0.0] * (degree + 1)  # Re low·conj high = Σ cosines[k]·cos kω
-    for i, u in enumerate(low):
-        for j, v in enumerate(high):
-            cosines[abs(i - j)] += u * v * rho ** (2 * degree - i - j)
-    values = _chebyshev(cosines)
-    slope = [k * value for k, value in enumerate(values)][1:]  # of degree 1 or 2
-    inner = [t for t in _real_roots(*slope) if abs(t) < 1]
-    least = min(sum(v * t**k for k, v in enumerate(values)) for t in (-1.0, 1.0, *inner))
-    return 0.0 if abs(least) < 1e-15 * sum(map(abs, values)) else least
+    (e0, o0), (e1, o1) = (even_odd(open_circle(f, degree, rho)) for f in (low, high))
+    values = add(multiply(e0, e1), (*multiply(o0, o1), 0.0))
+    slope = [(len(values) - 1 - i) * value for i, value in enumerate(values[:-1])]  # of degree 1 or 2
+    inner = [t for t in _real_roots(*slope[::-1]) if t > 0]
+    sizes = [abs(value) for value in values]
+    return values[0] >= 0 and all(evaluate(values, t) >= -1e-15 * evaluate(sizes, t) for t in (0.0, *inner))
 
 
 def _real_roots(n0: float, n1: float, n2: float = 0.0) -> list[float]:
@@ -103,24 +96,6 @@ def _real_roots(n0: float, n1: float, n2: float = 0.0) -> list[float]:
     return [top / bottom for top, bottom in ((half, n2), (n0, half)) if bottom]
 
 
-def _chebyshev(cosines: Sequence[float]) -> list[float]:
-    """Return Σ cosines[k]·cos kω as a polynomial in cos ω, the lowest power first.
-
-    >>> _chebyshev([1.0, 2.0, 3.0])  # 1 + 2t + 3(2t² − 1)
-    [-2.0, 2.0, 6.0]
-    """
-    before, current = [1.0], [0.0, 1.0]
-    total = [0.0] * len(cosines)
-    for k, share in enumerate(cosines):
-        term = before if k == 0 else current
-        for i, v in enumerate(term):
-            total[i] += share * v
-        if k:
-            doubled = [0.0, *(2 * v for v in current)]
-            before, current = current, [u - v for u, v in zip_longest(doubled, before, fillvalue=0.0)]
-    return total
-
-
 def _is_symmetric(coupling: "Coupling") -> bool:
     """Whether the weights of V are not negative: θ ≥ 0 and r ≥ q, with r > 0."""
     if coupling.rate <= 0 or coupling.b <= 0:
@@ -130,21 +105,36 @@ def _is_symmetric(coupling: "Coupling") -> bool:
 
 
 def _radius(coefficients: Sequence[float]) -> float:
-    """Return the largest |root| of χ."""
-    if len(coefficients) > 3:
-        return max(map(abs, roots(coefficients)), default=0.0)
-    _, b, c = coefficients
-    square = b * b - 4 * c
-    return math.sqrt(c) if square < 0 else (abs(b) + math.sqrt(square)) / 2
+    """Return the largest |λ| = |1 + ζ| of the roots ζ of χ."""
+    if not all(map(math.isfinite, coefficients)):
+        return math.inf
+    if len(coefficients) == 3:
+        _, b, c = coefficients
+        square = b * b / 4 - c
+        if square < 0:
+            return math.sqrt(max(0.0, 1 - b + c))
+        fast = -(b / 2 + math.copysign(math.sqrt(square), b))
+        return max(abs(1 + fast), abs(1 + (c / fast if fast else 0.0)))
+    unit = max(
+        1.0, *(math.pow(abs(c), 1 / k) for k, c in enumerate(coefficients) if k)
+    )  # ζ in this unit: χ stays monic
+    _, a, b, c = coefficients
+    return max(abs(1 + unit * zeta) for zeta in roots((1.0, a / unit, b / unit / unit, c / unit / unit / unit)))
 
 
-def _pushes(curvatures: tuple[float, float], lr: float, momentum: float) -> tuple[float, float]:
-    """Return ηh of the least and the largest curvature."""
-    if len(curvatures) != 2:
+def _ends(
+    coupling: "Coupling", curvatures: tuple[float, float], lr: float, momentum: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return χ of the least and of the largest curvature."""
+    try:
+        given = tuple(curvatures)
+    except TypeError:  # one number
+        given = ()
+    if len(given) != 2:
         raise ValueError(f"curvatures={curvatures!r} are not two; give the least and the largest")
-    low, high = (arguments.number("curvatures", h, low=0) for h in curvatures)
+    low, high = (arguments.number("curvatures", h, low=0) for h in given)
     eta = arguments.number("lr", lr, low=0)
-    arguments.number("momentum", momentum, low=0, high=1, open_low=False)
+    beta = arguments.number("momentum", momentum, low=0, high=1, open_low=False)
     if low > high:
         raise ValueError(f"curvatures={curvatures!r} are in the wrong order; give the least first")
-    return eta * low, eta * high
+    return polynomial(coupling, eta * low, beta), polynomial(coupling, eta * high, beta)

@@ -8,6 +8,8 @@ To leading order θ = −(1 − μ/x)². For μ ≤ x no other θ and c have les
 c = μ the variance is smaller by 2x/(x + μ). docs/theory.md has the proof.
 """
 
+import math
+
 from . import arguments
 from .methods.centred import centred
 
@@ -27,11 +29,19 @@ def critical(curvature: float, lr: float, rate: float) -> centred:
     """
     x = arguments.number("curvature", curvature, low=0) * arguments.number("lr", lr, low=0)
     mu = arguments.number("rate", rate, low=0, high=1)
+    if not 0 < x < math.inf:
+        raise ValueError(f"curvature={curvature!r} times lr={lr!r} is not a positive float; use moderate numbers")
     if mu >= 2 * x / (1 + x):
         raise ValueError(
             f"rate={rate!r} is too fast for curvature·lr = {x:.4g}: no θ > −1 makes both modes shrink by 1 − rate; "
             f"use a rate below {2 * x / (1 + x):.4g}, or a higher learning rate"
         )
-    c = mu * mu / x  # below 1, because 2x/(1 + x) ≤ √x
+    c = mu * (mu / x)  # below 1, because 2x/(1 + x) ≤ √x
     # 1 − (1−μ)²/(1−c) = (2μ − μ² − c)/(1−c), which keeps the digits of a small μ
-    return centred(theta=(2 * mu - mu * mu - c) / ((1 - c) * x) - 1, rate=c)
+    theta = (2 * mu - mu * mu - c) / (1 - c) / x - 1
+    if theta == -1 or c == 0:
+        raise ValueError(
+            f"rate={rate!r} is too slow for curvature·lr = {x:.4g}: θ would be −1 to the last digit; use a rate above "
+            f"{x * 1e-15:.4g}, or a lower learning rate"
+        )
+    return centred(theta=theta, rate=c)

@@ -59,13 +59,11 @@ def explain_momentum(coupling: "Coupling", beta: float) -> str:
     Around an optimizer with momentum β1 = 0.9 it is stable below ηh = 0.2502, against 38 with an EMA. ...
     """
     scale, c = coupling.effective_lr_scale, coupling.rate
-    alone = 2 * (1 + beta) / (1 - beta)
-    limit = stable_range(coupling, beta) * scale
-    effective = "" if math.isclose(scale, 1) else " in the effective rate"
-    against = f", against {alone:.4g} with an EMA" if coupling.theta else ", as without an average"
-    said = [f"Around an optimizer with momentum β1 = {beta:g} it is stable below ηh = {limit:.4g}{effective}{against}."]
-    if not 0 < c <= 1:
+    nominal = stable_range(coupling, beta)
+    said = [explain_stable_range(nominal, scale, coupling.theta, beta)]
+    if not 0 < c <= 1 or coupling.b == 0:  # with b = 0 the average stands still, and θ is infinite
         return said[0]
+    limit, effective = nominal * scale, "" if math.isclose(scale, 1) else " in the effective rate"
     floor, theta = theta_floor(beta, c, "after" if coupling.q else "before"), coupling.theta
     at = f"At this averaging rate the floor of θ is {floor:.3g}"
     if theta >= 0:
@@ -89,6 +87,21 @@ def explain_momentum(coupling: "Coupling", beta: float) -> str:
             f"{speed[1]:.2g}), and its average has {noise[0] / noise[1]:.2g} times the variance of that EMA."
         )
     return " ".join(said)
+
+
+def explain_stable_range(limit: float, scale: float, theta: float, beta: float) -> str:
+    """Return the sentence on the stable range `limit` of ηh with momentum β, `scale` being that of the effective rate.
+
+    A tether, which has no effective rate (scale = 0), is told by the optimizer's.
+    """
+    around = f"Around an optimizer with momentum β1 = {beta:g}"
+    if limit == 0:
+        return f"{around} no learning rate is stable with it."
+    effective = ""
+    if scale != 0 and not math.isclose(scale, 1):
+        limit, effective = limit * scale, " in the effective rate"
+    against = f", against {2 * (1 + beta) / (1 - beta):.4g} with an EMA" if theta else ", as without an average"
+    return f"{around} it is stable below ηh = {limit:.4g}{effective}{against}."
 
 
 def _ema(rate: float) -> "Coupling":

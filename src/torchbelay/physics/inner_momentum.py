@@ -29,11 +29,11 @@ def theta_floor(beta: float, c: float, follow: "Follow" = "after") -> float:
     >>> round(theta_floor(0.9, 0.05), 3), round(theta_floor(0.9, 0.5), 3), theta_floor(0.0, 0.5)
     (-0.69, -0.182, -1.0)
     """
-    arguments.number("beta", beta, low=0, high=1, open_low=False)
-    arguments.number("c", c, low=0, high=math.nextafter(1, 2))
+    beta = arguments.number("beta", beta, low=0, high=1, open_low=False)
+    c = arguments.number("c", c, low=0, high=1, open_high=False)
     arguments.one_of("follow", follow, ("before", "after"))
     share = 1 - c if follow == "before" else 1.0
-    return -share * (1 - beta) / (1 - beta * (1 - c))
+    return -share * (1 - beta) / (1 - beta + beta * c)
 
 
 def stable_range(coupling: "Coupling", beta: float, *, nesterov: bool = False) -> float:

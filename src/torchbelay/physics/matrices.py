@@ -98,20 +98,3 @@ def solve(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float
     for i in reversed(range(n)):
         x[i] = (table[i][n] - sum(table[i][k] * x[k] for k in range(i + 1, n))) / table[i][i]
     return x
-
-
-def lyapunov(m: Matrix, q: Matrix) -> Matrix:
-    """Return the symmetric S with S = M·S·Mᵀ + Q: the second moments in the long run of steps M with noise Q.
-
-    >>> lyapunov(((0.5, 0.0), (0.0, 0.0)), ((3.0, 0.0), (0.0, 1.0)))
-    ((4.0, 0.0), (0.0, 1.0))
-    """
-    n = len(m)
-    pairs = [(i, j) for i in range(n) for j in range(i, n)]
-    rows = []
-    for i, j in pairs:
-        # (M·S·Mᵀ)ᵢⱼ = Σ Mᵢₖ·Sₖₒ·Mⱼₒ, and S is symmetric
-        row = [m[i][k] * m[j][k] if k == o else m[i][k] * m[j][o] + m[i][o] * m[j][k] for k, o in pairs]
-        rows.append([float((i, j) == pair) - x for pair, x in zip(pairs, row, strict=True)])
-    found = dict(zip(pairs, solve(rows, [q[i][j] for i, j in pairs]), strict=True))
-    return tuple(tuple(found[min(i, j), max(i, j)] for j in range(n)) for i in range(n))

@@ -57,8 +57,8 @@ class Modes:
         (a1, b1), (a2, b2) = parts
         alpha = 1 - kappa[0]
         force = (alpha,) if delta[0] == 1 else (alpha, 2 * alpha * delta[0] + (1 - delta[0]) * scale)
-        second = _sum(a2, b2)
-        return cls(_sum(_product(a1, second), _product(a2, b1)), _product(force, second), anchored)
+        second = add(a2, b2)
+        return cls(add(multiply(a1, second), multiply(a2, b1)), multiply(force, second), anchored)
 
     def with_momentum(self, beta: float) -> "Modes":
         """Return the modes if the optimizer averages its gradients, m' = β·m + (1−β)·gradient, and steps by m'.
@@ -70,7 +70,7 @@ class Modes:
         6.0
         """
         new = 1 - beta
-        return Modes(_product(self.p0, (1.0, new)), _product(self.p1, (new, new)), self.anchored)
+        return Modes(multiply(self.p0, (1.0, new)), multiply(self.p1, (new, new)), self.anchored)
 
     def free(self) -> list[complex]:
         """Return ζ = λ − 1 of every mode of free motion, without the 0 of translation."""
@@ -82,8 +82,8 @@ class Modes:
 
     def comes_to_rest(self, push: float = 0.0) -> bool:
         """Whether every mode under u = −push·w1 lies inside the unit circle; with push = 0, except translation."""
-        f = self._relative if push == 0 else _sum(self.p0, [push * c for c in self.p1])
-        return _hurwitz(_open(f, len(f) - 1))
+        f = self._relative if push == 0 else add(self.p0, [push * c for c in self.p1])
+        return _hurwitz(open_circle(f, len(f) - 1))
 
     def drift(self) -> float:
         """Return the long-run motion of w1 per step under a constant u = 1; infinite without any damping."""
@@ -95,20 +95,22 @@ class Modes:
     def first_crossing(self) -> float:
         """Return the smallest push = ηh > 0 at which a mode of u = −push·w1 leaves the unit circle.
 
-        At that push, −p0/p1 = push is real. On the opened circle σ = iτ (see `_open`), p0 and p1 have the form
+        At that push, −p0/p1 = push is real. On the opened circle σ = iτ (see `open_circle`), p0 and p1 have the form
         E(τ²) + iτ·O(τ²), so that E0·O1 = E1·O0, a polynomial in τ². The other candidate is λ = −1, at τ = ∞; λ = 1 has
         push = 0.
         """
-        bottom = _at(self.p1, -2)
-        negligible = 1e-12 * _at([abs(c) for c in self.p1], 2)
-        pushes = [-_at(self.p0, -2) / bottom] if abs(bottom) > negligible else []
+        bottom = evaluate(self.p1, -2)
+        negligible = 1e-12 * evaluate([abs(c) for c in self.p1], 2)
+        pushes = [-evaluate(self.p0, -2) / bottom] if abs(bottom) > negligible else []
         degree = len(self.p0) - 1
-        (e0, o0), (e1, o1) = (_even_odd(_open(p, degree)) for p in (self.p0, self.p1))
-        for z in roots(_sum(_product(e0, o1), [-c for c in _product(e1, o0)])):
+        (e0, o0), (e1, o1) = (even_odd(open_circle(p, degree)) for p in (self.p0, self.p1))
+        for z in roots(add(multiply(e0, o1), [-c for c in multiply(e1, o0)])):
             if z.real > 0 and abs(z.imag) <= 1e-8 * z.real:
-                e, o = _at(e1, z.real), _at(o1, z.real)
+                e, o = evaluate(e1, z.real), evaluate(o1, z.real)
                 if e or o:
-                    pushes.append(-(_at(e0, z.real) * e + z.real * _at(o0, z.real) * o) / (e * e + z.real * o * o))
+                    pushes.append(
+                        -(evaluate(e0, z.real) * e + z.real * evaluate(o0, z.real) * o) / (e * e + z.real * o * o)
+                    )
         # No mode crosses between two candidates. A candidate that only touches the circle, or seems to by rounding, is
         # skipped: the modes just after it are still inside.
         pushes = sorted(x for x in pushes if x > 0)
@@ -124,16 +126,18 @@ def horner(coefficients: Sequence[float], at: complex) -> complex:
     return value
 
 
-def _at(coefficients: Sequence[float], x: float) -> float:
+def evaluate(coefficients: Sequence[float], x: float) -> float:
     """Return the value of a polynomial at a real point."""
     return horner(coefficients, x).real
 
 
-def _sum(x: Sequence[float], y: Sequence[float]) -> Polynomial:
+def add(x: Sequence[float], y: Sequence[float]) -> Polynomial:
+    """Return the sum of two polynomials."""
     return tuple(c + d for c, d in zip_longest(reversed(x), reversed(y), fillvalue=0.0))[::-1]
 
 
-def _product(x: Sequence[float], y: Sequence[float]) -> Polynomial:
+def multiply(x: Sequence[float], y: Sequence[float]) -> Polynomial:
+    """Return the product of two polynomials."""
     total = [0.0] * (len(x) + len(y) - 1)
     for i, c in enumerate(x):
         for j, d in enumerate(y):
@@ -141,24 +145,24 @@ def _product(x: Sequence[float], y: Sequence[float]) -> Polynomial:
     return tuple(total)
 
 
-def _open(coefficients: Sequence[float], degree: int) -> Polynomial:
-    """Return (1 − σ)ⁿ·f(2σ/(1 − σ)) as a polynomial in σ, for f in ζ and n = degree.
+def open_circle(coefficients: Sequence[float], degree: int, rho: float = 1.0) -> Polynomial:
+    """Return (1 − σ)ⁿ·f(ζ) as a polynomial in σ, for f in ζ, n = degree and 1 + ζ = ρ(1 + σ)/(1 − σ).
 
-    λ = (1 + σ)/(1 − σ) maps the unit circle to the imaginary axis and its inside to the left half-plane; slow modes
-    have small σ.
+    It maps the circle |λ| = ρ to the imaginary axis and its inside to the left half-plane; slow modes have small σ.
 
-    >>> _open((1.0, 2.0), 1)  # ζ + 2 = 2/(1 − σ): λ = −1 is now at infinity
+    >>> open_circle((1.0, 2.0), 1)  # ζ + 2 = 2/(1 − σ): λ = −1 is now at infinity
     (0.0, 2.0)
     """
-    total: Polynomial = ()
+    slope, start = 1 + rho, rho - 1  # ζ = (slope·σ + start)/(1 − σ)
+    total: Polynomial = (0.0,)
     rest: Polynomial = (1.0,)  # (1 − σ)ⁱ
     for c in [0.0] * (degree + 1 - len(coefficients)) + list(coefficients):
-        total = _sum((*(2 * x for x in total), 0.0), [c * x for x in rest])
-        rest = _product(rest, (-1.0, 1.0))
-    return total
+        total = add(multiply(total, (slope, start)), [c * x for x in rest])
+        rest = multiply(rest, (-1.0, 1.0))
+    return total[-degree - 1 :]
 
 
-def _even_odd(coefficients: Polynomial) -> tuple[Polynomial, Polynomial]:
+def even_odd(coefficients: Sequence[float]) -> tuple[Polynomial, Polynomial]:
     """Return E and O of f(iτ) = E(τ²) + iτ·O(τ²)."""
     low = coefficients[::-1]
     even, odd = ([c * (-1) ** i for i, c in enumerate(low[start::2])] for start in (0, 1))

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from . import arguments, recommend_words
+from .coupling import watch
 from .inner_momentum import stable_range, theta_floor
 from .methods.centred import centred
 from .methods.schedule_free import schedule_free
 from .quadratics import Quadratic, Split, typical
 from .spectrum import Spectrum
 
+LONGEST = 10**9  # steps: the search takes averaging rates down to 1/LONGEST
 MOST = 10  # curvatures that the search looks at; more are merged
 CLEAR = 0.75  # θ stays above this share of the floor
 SIMPLER = 1.03  # an EMA is recommended if its loss is at most this many times the best
@@ -36,7 +38,7 @@ class Setting:
     method: centred | schedule_free
     lr: float
     loss: Split
-    lrs: tuple[float, float]  # the learning rates whose loss is within 10% of this one's, all else equal
+    lrs: tuple[float, float]  # the learning rates whose loss is at most 10% above this one's, all else equal
     limit: float  # the largest stable learning rate
 
     @property
@@ -122,6 +124,8 @@ def recommend(
     Use tb.methods.centred(theta=...) ...
     """
     count = arguments.whole("steps", steps, low=2)
+    if count > LONGEST:
+        raise ValueError(f"steps={steps!r} is too large to search for; it needs steps ≤ {LONGEST:,}")
     if beta1 is None:
         beta1 = curvatures.beta1 if isinstance(curvatures, Spectrum) else 0.0
     beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
@@ -144,6 +148,11 @@ def recommend(
     candidates = [*found.values(), *([] if beta or known else [free])]  # schedule-free takes the place of the momentum
     least = min(each.loss.total for each in candidates)
     if not math.isfinite(least):
+        if known * small.largest > 2 * NEAR * (1 + beta) / (1 - beta):  # NEAR times smaller, plain SGD diverges too
+            raise ValueError(
+                f"near={near!r} is not a learning rate of a run on these curvatures, the largest of which is "
+                f"{small.largest:.3g}: it would have diverged; check both"
+            )
         raise OverflowError("the losses of this quadratic are not finite; use moderate curvatures, noise and start")
     best = next(each for each in (ema, *candidates) if each.loss.total <= (SIMPLER if each is ema else 1) * least)
     if best.loss.noise == 0 and any(each.noise for each in small.directions):
@@ -153,6 +162,11 @@ def recommend(
         warnings.append(
             f"On this quadratic a learning rate further from the run's {known:.3g} would be better still, but the run "
             "says little about it. Run again at the recommended rate, and ask again."
+        )
+    if known and free.loss.total < best.loss.total:
+        warnings.append(
+            f"On this quadratic schedule-free averaging is better, but at a learning rate of {free.lr:.3g}, far from "
+            f"the run's {known:.3g}: the run says little about it."
         )
     alternatives = {"EMA": ema, "schedule-free": free}
     if lr is not None:
@@ -172,7 +186,7 @@ def _search(problem: Quadratic, steps: int, beta: float, known: float) -> dict[f
     """
 
     def loss(theta: float, c: float, lr: float) -> float:
-        if not (1e-9 < c < 1 and theta >= CLEAR * theta_floor(beta, c)):
+        if not (1 / LONGEST < c < 1 and theta >= CLEAR * theta_floor(beta, c)):
             return math.inf
         if known and not known / NEAR <= lr <= known * NEAR:
             return math.inf
@@ -226,7 +240,7 @@ def _tune_free(problem: Quadratic, steps: int) -> Setting:
         return problem.loss_free(_FREE_BETA, lr, steps).total
 
     (lr,) = _descend(lambda lr: loss(lr * AROUND) + loss(lr / AROUND), (1.0 / problem.largest,))
-    limit = stable_range(centred(-_FREE_BETA, 1 / steps).coupling(1, lr), 0.0) / problem.largest
+    limit = stable_range(watch(1.0), 0.0) / problem.largest  # of its first step, at which c = 1
     return Setting(schedule_free(_FREE_BETA), lr, problem.loss_free(_FREE_BETA, lr, steps), _range(loss, lr), limit)
 
 

@@ -1,5 +1,6 @@
 """Advice in words: what to use, why, which learning rates it bears, and how it compares."""
 
+import math
 from typing import TYPE_CHECKING
 
 from .methods.centred import centred
@@ -13,8 +14,9 @@ def explain(advice: "Advice") -> str:
     parts = [_what(advice), _why(advice), _range(advice), _comparison(advice)]
     parts += [f"Warning: {warning}" for warning in advice.warnings]
     parts.append(
-        "All of this is exact for a quadratic with noisy gradients. A network decides: its curvature drifts, which "
-        "favours shorter averages. Try two and four times the averaging rate as well, and an EMA beside it."
+        "All of this is exact for a quadratic with noisy gradients, the loss of schedule-free to about 3%. A network "
+        "decides: its curvature drifts, which favours shorter averages. Try two and four times the averaging rate as "
+        "well, and an EMA beside it."
     )
     return "\n\n".join(parts)
 
@@ -25,7 +27,9 @@ def call(setting: "Setting") -> str:
     if not isinstance(method, centred):
         return f"tb.methods.schedule_free({method.beta:g})"
     if method.theta == 0:
-        return f"tb.methods.ema({1 - _rate(setting):.6g})"
+        rate = _rate(setting)
+        digits = max(6, 2 - math.floor(math.log10(rate)))  # of a decay near 1: as many as 1 − decay needs for three
+        return f"tb.methods.ema({1 - rate:.{digits}g})"
     return f"tb.methods.centred(theta={method.theta:.3g}, rate={_rate(setting):.3g})"
 
 
@@ -51,8 +55,11 @@ def _why(advice: "Advice") -> str:
             f"{said[0]} Gradients are taken near the average of all weights so far, which needs no averaging rate: "
             "Generalized Primal Averaging with c = 1/t."
         )
-    span = 1 / _rate(advice.best)
-    if span < 2:
+    span, theta = 1 / _rate(advice.best), method.theta
+    assert isinstance(theta, float)
+    if span < 2 and theta:
+        said.append("There is little noise to average: the spring is of use for the speed.")
+    elif span < 2:
         said.append(
             "An average is of no use here: the noise is too small, or the learning rate too low for it to matter."
         )
@@ -61,8 +68,6 @@ def _why(advice: "Advice") -> str:
             f"The average reaches back over about {span:,.0f} steps, {span / advice.steps:.0%} of the run: with a "
             "longer memory more of the start would be left, with a shorter one more of the noise."
         )
-    theta = method.theta
-    assert isinstance(theta, float)
     if theta == 0:
         said.append("It is an ordinary EMA: no spring that pulls or repels the weights is better by more than 3% here.")
     elif theta < 0:
@@ -84,12 +89,13 @@ def _why(advice: "Advice") -> str:
 def _range(advice: "Advice") -> str:
     low, high = advice.best.lrs
     ema = advice.alternatives["EMA"]
-    said = (
-        f"Learning rates from {low:.3g} to {high:.3g} are within 10% of this loss, a factor of {advice.best.width:.2g}"
-    )
+    wide = f"a factor of {advice.best.width:.2g}"
     if advice.best.method != ema.method:
-        said += f" (EMA: {ema.width:.2g})"
-    return f"{said}. Above {advice.best.limit:.3g} it diverges on the quadratic."
+        wide += f" (EMA: {ema.width:.2g})"
+    return (
+        f"Learning rates from {low:.3g} to {high:.3g}, {wide}, leave at most 10% more loss. Above "
+        f"{advice.best.limit:.3g} it diverges on the quadratic."
+    )
 
 
 def _comparison(advice: "Advice") -> str:

@@ -7,6 +7,7 @@ steps see.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -22,6 +23,7 @@ from .variance import step
 
 FAR = 0.1  # a relative error of the fit above this: the run is far from a quadratic
 MOST = 24  # reports that are looked at
+_HUGE = 1e100  # squares of numbers that are larger, or smaller than its inverse, may leave the range of floats
 _CURVATURES = tuple(10 ** (-i / 2) for i in range(9))  # over the largest
 _COUNTS = (0.0, 0.5, 1.0)  # the number of directions of a curvature is its power −0, −½ or −1
 _PUSHES = tuple(10 ** (-i / 4) for i in range(13))  # the largest curvature, times lr, over the stable range
@@ -96,13 +98,17 @@ def _read(lines: Sequence[Mapping[str, Any]], decay: float | None) -> tuple[list
     found, lrs = [], []
     for number, line in enumerate(lines, 1):
         at = line.get("step")
-        if isinstance(at, bool) or not isinstance(at, int):
-            raise ValueError(f"line {number} of the run has step={at!r}; it needs a whole number")
+        if isinstance(at, bool) or not isinstance(at, int) or at < 0:
+            raise ValueError(f"line {number} of the run has step={at!r}; it needs a whole number of at least 0")
         w1 = _loss(line.get("w1", line.get("loss")), number)
         w2 = None if decay is None or line.get("w2") is None else _loss(line["w2"], number)
         found.append(_Report(at, w1, w2))
         if at:
-            lrs.append(arguments.number(f"lr of line {number}", line.get("lr", math.nan), low=0, open_low=False))
+            if "lr" not in line:
+                raise ValueError(
+                    f"line {number} of the run has no lr; every report needs the learning rate of its step"
+                )
+            lrs.append(arguments.number(f"lr of line {number}", line["lr"], low=0, open_low=False))
     found.sort(key=lambda report: report.step)
     if len({report.step for report in found}) < 4:
         raise ValueError(f"the run has {len(found)} reports; the fit needs losses at 4 steps or more")
@@ -110,6 +116,11 @@ def _read(lines: Sequence[Mapping[str, Any]], decay: float | None) -> tuple[list
     lr = median(lrs)
     if lr <= 0:
         raise ValueError("the run has lr=0 at most of its reports; give one whose learning rate is positive")
+    sizes = [lr, *(loss for report in found for loss in (report.w1, report.w2) if loss is not None)]
+    if min(sizes) < 1 / _HUGE or max(sizes) > _HUGE:
+        raise OverflowError(
+            f"losses or learning rates of the run are below {1 / _HUGE:g} or above {_HUGE:g}; use moderate units"
+        )
     if max(lrs) > 1.2 * lr or min(lrs) < lr / 1.2:
         caveats.append(f"The learning rate of the run changes; the fit takes it as its median, {lr:.3g}.")
     if all(report.w2 is None for report in found):
@@ -125,7 +136,7 @@ def _loss(value: Any, number: int) -> float:
     """Return a loss, which may be a mapping with `test` or `train`."""
     if isinstance(value, Mapping):
         value = value.get("test", value.get("train"))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"line {number} of the run has the loss {value!r}; the fit needs positive finite numbers")
     return float(value)
 

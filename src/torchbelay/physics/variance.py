@@ -6,8 +6,14 @@ learning rate, the step has the trace T = 2 − c − p·x and the determinant D
     Var(wi)/s² = ((1+D)(B0² + B1²) + 2·T·B0·B1) / ((1−D)·(c·r·x)·(1+D+T))
     w1: B0 = p, B1 = a·q − (1−b)·p        w2: B0 = q, B1 = b·p − (1−a)·q        B0 + B1 = c·r
 
-With momentum β of the inner optimizer a third state, the mean gradient m, moves too. The variances are then the
-solution of a linear equation, Σ = M·Σ·Mᵀ + N (Lyapunov's).
+With momentum β of the inner optimizer a third state, the mean gradient m, moves too, and Σ = M·Σ·Mᵀ + N (Lyapunov's
+equation) has the solution, with n = 1 − β, g = 1 − β(1−c) and o = 2p − c·r,
+
+    Var(wi)/s² = (n·x·(n·(B0 − B1)²·(2c + o·x) + 2·F·(B0² + B1²)) + c·r·F·(4g − n·c·r·x)) / (8·x·E·F)
+    E = c·g + x·(g·p − c·r)        F = 2(1+β)(2−c) − n·o·x
+
+At the limit of the stable range E or F is 0. At β = 0 it is the formula above. No term cancels another, so that slow
+modes keep their digits; an elimination of the equation loses them, and its variances may even be negative.
 """
 
 import math
@@ -15,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import arguments
 from .inner_momentum import stable_range
-from .matrices import Matrix, lyapunov, outer
+from .matrices import Matrix, outer
 
 if TYPE_CHECKING:
     from .coupling import Coupling
@@ -36,37 +42,31 @@ def stationary_variance(
     eta = arguments.number("lr", lr, low=0)
     sigma = arguments.number("noise", noise, low=0, open_low=False)
     beta = arguments.number("momentum", momentum, low=0, high=1, open_low=False)
-    x, scale = eta * h, (eta * sigma) ** 2
+    x = eta * h
+    if x == 0:
+        raise ValueError(f"curvature={curvature!r} times lr={lr!r} is too small to compute with; use moderate numbers")
     if x >= stable_range(coupling, beta):
         return Variances(math.inf, math.inf)
-    first, second = _with_momentum(coupling, x, beta) if beta else _without_momentum(coupling, x)
-    return Variances(scale * first, scale * second)
+    root = sigma * (math.sqrt(eta) / math.sqrt(h))  # s/√x: neither s² nor 1/x may leave the range of floats
+    first, second = (s if s in (0, math.inf) else root * s * root for s in _shares(coupling, x, beta))
+    return Variances(first, second)
 
 
-def _without_momentum(coupling: "Coupling", x: float) -> tuple[float, float]:
-    """Return the variances for s² = 1 by the formula, written so that nothing cancels and c·r = 0 is allowed."""
-    p, drift = coupling.p, coupling.b * coupling.p + coupling.a * coupling.q  # drift = c·r = B0 + B1
-    trace, gap = 2 - coupling.rate - p * x, coupling.rate + x * (p - drift)  # gap = 1 − D
-    below = gap * x * (2 - gap + trace)
+def _shares(coupling: "Coupling", x: float, beta: float) -> tuple[float, float]:
+    """Return x·Var/s² of w1 and w2; infinite if rounding puts x on the limit."""
+    c, p, new = coupling.rate, coupling.p, 1 - beta
+    drift = coupling.b * p + coupling.a * coupling.q  # c·r = B0 + B1
+    g, over = new + beta * c, 2 * p - drift
+    turn, flip = c * g + x * (g * p - drift), 2 * (1 + beta) * (2 - c) - new * over * x
+    if turn <= 0 or flip <= 0:
+        return math.inf, math.inf
 
-    def variance(b0: float) -> float:
-        return (x * (b0**2 + (drift - b0) ** 2) + trace * drift) / below
+    def share(b0: float) -> float:
+        b1 = drift - b0
+        kicks = new * (b0 - b1) ** 2 * (2 * c + over * x) + 2 * flip * (b0**2 + b1**2)
+        return (new * x * kicks + drift * flip * (4 * g - new * drift * x)) / (8 * turn * flip)
 
-    return variance(p), variance(coupling.q)
-
-
-def _with_momentum(coupling: "Coupling", x: float, beta: float) -> tuple[float, float]:
-    """Return the variances for s² = 1 by Lyapunov's equation."""
-    rows, noise = step(coupling, x, beta)
-    if coupling.a == coupling.b == 0 or coupling.b == coupling.q == 0:  # w2 has no motion of its own
-        alone = lyapunov(_without_w2(rows), _without_w2(noise))[0][0]
-        return alone, alone * (coupling.q / coupling.p) ** 2 if coupling.p else 0.0
-    found = lyapunov(rows, noise)
-    return found[0][0], found[1][1]
-
-
-def _without_w2(m: Matrix) -> Matrix:
-    return tuple((row[0], row[2]) for row in (m[0], m[2]))
+    return share(p), share(coupling.q)
 
 
 def step(coupling: "Coupling", x: float, beta: float) -> tuple[Matrix, Matrix]:
