@@ -3,8 +3,10 @@
     python benchmarks/study.py gpt --data DIR --out DIR --stop-after 540
 
 It needs torch, numpy and scipy, and draws nothing. Finished runs stay in the cache, $XDG_CACHE_HOME/torchbelay/studies:
-the same command goes on with the next. The records of all finished runs are written to DIR/PART.jsonl, also if the
-part is not complete. It prints how many runs are finished, and no result: `claims/study.md` says when those are read.
+the same command goes on with the next. If the cache is gone, `--have figure4.jsonl` puts the complete seeds of these
+records into it, which is right as long as the code of the runs is what it was. The records of all finished runs are
+written to DIR/PART.jsonl, also if the part is not complete. It prints how many runs are finished, and no result:
+`claims/study.md` says when those are read.
 """
 
 import argparse
@@ -57,9 +59,14 @@ def main() -> None:
     parser.add_argument("--inception", type=Path, metavar="PATH", help="FID's weights, for figure4")
     parser.add_argument("--out", type=Path, default=Path("study"), metavar="DIR", help="for the records")
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="begin nothing that would end later")
+    parser.add_argument("--have", type=Path, metavar="FILE", help="records whose complete seeds are not run again")
     parser.add_argument("--quick", action="store_true", help="a small version; gpt runs it without a GPU too")
     args = parser.parse_args()
     begin = time.monotonic()
+    if args.have is not None:
+        head, lines = on_disk.read(args.have)
+        seeds = images.adopt(head["part"], Settings(seed=head["seed"], quick=head["quick"]), lines)
+        print(f"{head['part']}: seeds {', '.join(map(str, seeds)) or 'none'} are taken from {args.have}", flush=True)
     for name in args.parts:
         left = None if args.stop_after is None else args.stop_after - (time.monotonic() - begin)
         if left is not None and left < START and name != args.parts[0]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import kept_records
 from helpers.root import ROOT
 from torchbelay.lab import records
 from torchbelay.lab.gpt import study
@@ -93,3 +94,14 @@ def test_the_records_are_those_that_the_package_would_show(
     assert json.loads(first)["device"] == "CPU"
     plates = study.draw([json.loads(line) for line in rest])
     assert [plate.name for plate in plates] == ["gpt-rates", "gpt-arms", "gpt-hypotheses"]
+
+
+def test_the_complete_seeds_of_earlier_records_are_taken(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = kept_records.paths()["figure4"]
+    complete = sorted({line["seed"] for line in kept_records.lines("figure4") if line["kind"] == "fid"})
+    run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path), "--have", str(kept))
+    seeds = ", ".join(map(str, complete))
+    assert f"figure4: seeds {seeds} are taken from {kept}" in capsys.readouterr().out
+    assert len(list((tmp_path / "cache").rglob("figure4-*.jsonl"))) == len(complete)

@@ -193,6 +193,24 @@ def test_a_study_whose_time_is_over_keeps_its_fids_and_counts_all_of_its_seconds
     assert sum(groups) == pytest.approx(sum(pieces), abs=0.1)
 
 
+def test_complete_seeds_of_earlier_records_are_not_run_again(
+    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fid_curve, "_train", lambda group, *rest: pytest.fail(f"seed {group.seed} is trained"))
+    some = [line for line in records if not (line.get("seed") == 7 and line.get("weights") == "w1")]
+    assert run.adopt("figure4", Settings(), some, resources()) == [6]  # of seed 7 two FIDs are missing
+    with pytest.raises(pytest.fail.Exception, match="seed 7 is trained"):
+        run.run("figure4", Settings(), lambda n: None, resources())
+    assert run.adopt("figure4", Settings(), records, resources()) == [6, 7]
+    origin, *found = run.run("figure4", Settings(), lambda n: None, resources())
+    assert found == records[1:]
+    assert origin["complete"]
+    other = [line | {"torch": "1.0"} if "torch" in line else line for line in records]
+    run.adopt("figure4", Settings(), other, resources())  # under a name that nothing here looks for
+    assert len(list(tmp_path.rglob("figure4-????????????????.jsonl"))) == 4
+
+
 # The figures ----------------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from .cache import CachedRecords
 from .data import Images, is_available, load
 from .download import cache_folder
 from .experiment import FidReference, run_group
-from .fid_curve import run_pieces
+from .fid_curve import pieces, run_pieces
 from .formats import DATASETS, DatasetName
 from .studies import Group
 from .training.batches import Batches
@@ -127,6 +127,35 @@ def read_committed(name: str, why: str) -> list[Record]:
     return [line | {"committed": True, "why": why} if line["kind"] == "origin" else line for line in found]
 
 
+def adopt(name: str, settings: Settings, records: Sequence[Record], resources: Resources | None = None) -> list[int]:
+    """Put the complete seeds of earlier records into the cache, so that they are not run again; return these seeds.
+
+    For a study whose cache is gone, as that of a machine that was lent. The caller answers for it that the code of the
+    runs is what it was. Versions and device are compared: those of the records are part of the key.
+    """
+    resources, found = resources or Resources(), []
+    for each in _Planner(name, settings, resources).all_groups(1.0):
+        own = [line for line in records if line.get("study") == each.study]
+        lines = [line for line in own if line.get("seed") == each.seed]
+        runs, fids = ([line for line in lines if key in line] for key in ("curve", "fid"))
+        sampled = pieces(each) if each.fid_points else each.fids
+        if len(runs) != len(each.lanes) or len(fids) != len(sampled):
+            continue
+        made = {key: runs[0][key] for key in versions(torch.device("cpu"))}
+        identity = fids[0]["network"] if fids else None
+        shared = [line for line in own if line["kind"] == "protocol"][:1]  # every group has one, all the same
+        took = sum(line["wall_s"] for line in (*runs, *fids))
+        _cached(each, resources.mode, made, identity).write([*shared, *lines], took)
+        found.append(each.seed)
+    return found
+
+
+def _cached(group: Group, mode: StepMode, made: Record, identity: str | None) -> CachedRecords:
+    """Return the cache file of a group's records, made with some versions on some device."""
+    plain = replace(group, differs=())  # words about a group change nothing in its runs
+    return CachedRecords(group.study, plain, mode, made, identity)
+
+
 class StudyRun:
     """A part of the report while it is run on a GPU."""
 
@@ -168,8 +197,7 @@ class StudyRun:
         """Return how long a group took and its records, from the cache if it was finished before."""
         reference, mode = self._fid_reference(each), self.resources.mode
         identity = None if reference is None else reference.inception.identity
-        plain = replace(each, differs=())  # words about a group change nothing in its runs
-        cached = CachedRecords(each.study, plain, mode, versions(self.device), identity)
+        cached = _cached(each, mode, versions(self.device), identity)
         if not self.settings.anew and (before := cached.read()) is not None:
             self.tick(len(each.lanes) * each.steps)
             return before
