@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from . import records as record_files
 from .claims import judge
 from .claims.verdict import Answer, Verdict
 from .part import LabError, Plate, Record, Settings
+from .progress import PartsProgress
 from .registry import EXCLUSIVE, PARTS
 from .report import build
 from .workers import Failure, Result, work
@@ -117,10 +117,8 @@ def _check_writable(out: Path) -> None:
 
 def _run(console: Console, todo: Sequence[str], out: Path, settings: Settings, jobs: int) -> dict[str, str]:
     """Run the parts, and write the records of each as soon as it is done. Return the reason for each failure."""
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     failed: dict[str, str] = {}
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
-        tasks = {name: bars.add_task(name, total=PARTS[name].plan(settings)[0]) for name in todo}
+    with PartsProgress(console, {name: PARTS[name].plan(settings) for name in todo}) as progress:
         for event in work(todo, EXCLUSIVE, settings, jobs):
             if isinstance(event, Result):
                 head = record_files.header(event.part, settings, event.wall_s)
@@ -131,15 +129,15 @@ def _run(console: Console, todo: Sequence[str], out: Path, settings: Settings, j
                     continue
                 _failure_path(out, event.part).unlink(missing_ok=True)
                 _old_path(out, event.part).unlink(missing_ok=True)
-                bars.update(tasks[event.part], completed=PARTS[event.part].plan(settings)[0])
+                progress.finish(event.part)
             elif isinstance(event, Failure):
                 failed[event.part] = event.why
                 if event.details:
                     record_files.write_text(_failure_path(out, event.part), event.details)
                     failed[event.part] += f" (details: {_failure_path(out, event.part)})"
-                bars.stop_task(tasks[event.part])
+                progress.stop(event.part)
             else:
-                bars.advance(tasks[event.part], event.units)
+                progress.advance(event.part, event.units)
     return failed
 
 
