@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import torchbelay as tb
-from helpers import guide, measured
+from helpers import guide, kept_records, measured
 from helpers.root import ROOT
 
 PATH = ROOT / "docs" / "which-method.md"
@@ -27,8 +27,14 @@ def filled(page: str) -> str:
 
 
 def test_the_table_says_what_was_measured() -> None:
-    assert len(MARKED.findall(PAGE)) == 7
+    assert len(MARKED.findall(PAGE)) == 10
     assert filled(PAGE) == PAGE, "fill it in with: PYTHONPATH=src:tests python tests/docs/test_which_method.py"
+
+
+def test_a_dash_stands_only_where_nothing_was_measured() -> None:
+    dashes = re.findall(r"^\| [^|]+ \| \[([^]]+)\]\([^)]+\) \| – \|$", PAGE, re.M)
+    assert dashes == ["EMA with a schedule, hard sync", "DiLoCo"]
+    assert {"schedule-free", "Lookahead"} <= {run["arm"] for run in kept_records.lines("gpt") if run["kind"] == "run"}
 
 
 @pytest.mark.thorough

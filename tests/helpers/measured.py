@@ -12,9 +12,11 @@ import torchbelay as tb
 from helpers import kept_records
 from helpers.root import ROOT
 from torchbelay.lab.arms import EQUAL
+from torchbelay.lab.gpt import arms as language
+from torchbelay.lab.gpt.analysis import Runs, ratio_of
 from torchbelay.lab.records import select
 from torchbelay.lab.score.analysis import StudyResults, compare_fids, fids
-from torchbelay.lab.score.comparison import Comparison, compare
+from torchbelay.lab.score.comparison import Comparison, compare, format_ratio
 from torchbelay.lab.score.effects import effects, mean_fid
 from torchbelay.lab.score.penalty import compare_losses, losses_by_cell
 from torchbelay.lab.score.warm_up import NEGATIVE, ZERO, by_warm_up
@@ -128,6 +130,41 @@ def _penalty(rate: float) -> Comparison:
     found = compare_losses(losses_by_cell(kept_records.lines("penalty"))[0.9, rate])
     assert not found.unpaired
     return found
+
+
+def schedule_free() -> str:
+    """Return the loss of schedule-free averaging beside EMA's, on the language model."""
+    arm = language.SCHEDULE_FREE
+    return _beside_ema(arm, f"AdamW with β1 = {arm.beta1:g}")
+
+
+def schedule_free_compared() -> str:
+    """Return with what schedule-free averaging was compared on the language model, and how often EMA was better."""
+    runs = Runs(kept_records.lines("gpt"))
+    own, ema = (runs.losses(arm.name, runs.best_lr(arm.name)) for arm in (language.SCHEDULE_FREE, language.CONSTANT))
+    assert own.keys() == ema.keys()
+    assert all((ema[seed] or math.inf) < (own[seed] or math.inf) for seed in own)
+    return (
+        f"a byte-level GPT, schedule-free with β1 = {language.SCHEDULE_FREE.beta1:g} and EMA with β1 = "
+        f"{language.CONSTANT.beta1:g}, both at a constant rate. EMA had the lower loss at all {len(own)} seeds"
+    )
+
+
+def lookahead() -> str:
+    """Return the loss of Lookahead beside EMA's, on the language model."""
+    return _beside_ema(language.LOOKAHEAD, f"`{language.LOOKAHEAD.method(0.0)}`")
+
+
+def _beside_ema(arm: language.Arm, setting: str) -> str:
+    """Return the loss of an arm of the language model over EMA's, each at its best rate."""
+    runs = Runs(kept_records.lines("gpt"))
+    found = ratio_of(runs, *((each.name, runs.best_lr(each.name)) for each in (arm, language.CONSTANT)))
+    assert found is not None
+    assert found.pairs == len(runs.whole_seeds())
+    mean, low, high = map(format_ratio, (found.mean, found.low, found.high))
+    return (
+        f"Byte-level GPT, {found.pairs} seeds, {setting}: loss ÷ EMA's {mean} ({low} to {high}), each at its best rate."
+    )
 
 
 def belay() -> str:
