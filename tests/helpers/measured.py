@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 from statistics import fmean
 from types import ModuleType
 
@@ -10,16 +11,31 @@ import torch
 
 import torchbelay as tb
 from helpers import kept_records
+from helpers.documents import table
 from helpers.root import ROOT
-from torchbelay.lab.arms import EQUAL
+from torchbelay.lab.arms import BELAY, EQUAL, MATCHED
+from torchbelay.lab.claims.score import contests_on_mnist
 from torchbelay.lab.gpt import arms as language
 from torchbelay.lab.gpt.analysis import Runs, ratio_of
 from torchbelay.lab.records import select
 from torchbelay.lab.score.analysis import StudyResults, compare_fids, fids
 from torchbelay.lab.score.comparison import Comparison, compare, format_ratio
-from torchbelay.lab.score.effects import effects, mean_fid
+from torchbelay.lab.score.effects import WAYS, Effect, effects, mean_fid
 from torchbelay.lab.score.penalty import compare_losses, losses_by_cell
 from torchbelay.lab.score.warm_up import NEGATIVE, ZERO, by_warm_up
+
+MARKED = re.compile(r"<!-- measured: (\w+) -->.*?<!-- /measured -->", re.S)
+
+
+def filled(page: str) -> str:
+    """Return a page with every marked measurement as the function of that name has it; a block has its own lines."""
+
+    def fill(found: re.Match[str]) -> str:
+        text = globals()[found[1]]()
+        end = "\n" if "\n" in text else ""
+        return f"<!-- measured: {found[1]} -->{end}{text}{end}<!-- /measured -->"
+
+    return MARKED.sub(fill, page)
 
 
 def load_report() -> ModuleType:
@@ -168,17 +184,39 @@ def _beside_ema(arm: language.Arm, setting: str) -> str:
 
 
 def belay() -> str:
-    """Return BELAY beside EMA in the three ways, in their order."""
-    ratios, seeds = [], set()
-    for part, study in (("mnist", "table1"), ("cifar10", "cifar10")):
-        (found,) = [each for each in effects(kept_records.lines(part), (study,)) if each.quantity == "FID"]
-        ratios.append(", ".join(each.size for way in found.ways for each in way))
-        seeds.add(found.seeds)
-        assert [len(way) for way in found.ways] == [1, 1, 1]
-    (count,) = seeds
-    about = mean_fid(cifar10 := kept_records.lines("cifar10"), StudyResults(cifar10, "cifar10"))
+    """Return that BELAY is nowhere shown to be better than EMA on images: in no way of comparing, under no reading."""
+    found = [each for effect in image_effects() for way in effect.ways for each in way]
+    found += [each.comparison for each in contests_on_mnist({name: kept_records.lines(name) for name in IMAGES})]
+    assert len(found) > 24
+    assert not any(each.below or each.lower for each in found)
+    return "In none of our runs of images is BELAY's loss or FID shown to be lower than EMA's."
+
+
+IMAGES = ("mnist", "figure4", "readings", "cifar10")  # the parts in which BELAY and EMA are trained on images
+
+
+def image_effects() -> list[Effect]:
+    """Return BELAY's effects in every study of images that compares it with EMA over rates."""
+    studies = {"mnist": ("rates", "table1"), "figure4": ("figure4",), "cifar10": ("cifar10",)}
+    return [each for part, names in studies.items() for each in effects(kept_records.lines(part), names)]
+
+
+def belay_in_three_ways() -> str:
+    """Return BELAY's test loss and FID beside EMA's in the three ways, as a table with the sentence that it needs."""
+    names = {"table1": "MNIST", "cifar10": "CIFAR-10"}
+    chosen = [each for each in image_effects() if each.study in names]
+    assert {each.rival for each in chosen} == {EQUAL}
+    rows = []
+    for each in chosen:
+        comparisons = [one for (one,) in each.ways]
+        cells = (one.describe(BELAY, rival) for one, rival in zip(comparisons, (EQUAL, MATCHED, EQUAL), strict=True))
+        rows.append((f"{names[each.study]}, {each.quantity}", *cells))
+    (seeds,) = {each.seeds for each in chosen}
+    cifar10 = kept_records.lines("cifar10")
+    about = mean_fid(cifar10, StudyResults(cifar10, "cifar10"))
     assert about is not None
     return (
-        f"FID ÷ EMA's at equal nominal rate, at equal effective rate, at each one's best, {count} seeds: MNIST "
-        f"{ratios[0]}; CIFAR-10, a short run at FID about {float(f'{about:.1g}'):g}, {ratios[1]}."
+        f"BELAY ÷ EMA in [three ways](docs/paper.md#belay-against-ema-in-three-ways), with 95% intervals over {seeds} "
+        "seeds; below 1, BELAY is better.\nMNIST means its long runs; CIFAR-10 is a short run, at a FID of about "
+        f"{float(f'{about:.1g}'):g}.\n\n{table(('', *WAYS), rows)}"
     )
