@@ -164,7 +164,7 @@ def test_the_tables_say_what_was_measured(document: str) -> None:
 @pytest.mark.parametrize(
     ("use", "sentence"),
     [
-        ("tb.methods.ema(0.999)", measured.ema_beside_belay),
+        ("tb.methods.ema(0.999)", measured.ema_beside_weights),
         ('spectators={"short": tb.methods.ema(0.99), …}', measured.several_averages),
         ("tb.methods.swa()", measured.swa),
         ("tb.methods.centred(theta=-0.5, rate=1/200)", measured.repelling),

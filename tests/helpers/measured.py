@@ -4,7 +4,6 @@ import importlib.util
 import json
 import math
 import re
-from statistics import fmean
 from types import ModuleType
 
 import torch
@@ -18,7 +17,7 @@ from torchbelay.lab.claims.score import contests_on_mnist
 from torchbelay.lab.gpt import arms as language
 from torchbelay.lab.gpt.analysis import Runs, ratio_of
 from torchbelay.lab.records import select
-from torchbelay.lab.score.analysis import StudyResults, compare_fids, fids
+from torchbelay.lab.score.analysis import StudyResults, compare_fids
 from torchbelay.lab.score.comparison import Comparison, compare, format_ratio
 from torchbelay.lab.score.effects import WAYS, Effect, effects, mean_fid
 from torchbelay.lab.score.penalty import compare_losses, losses_by_cell
@@ -46,20 +45,6 @@ def load_report() -> ModuleType:
     report = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(report)
     return report
-
-
-def ema_beside_belay() -> str:
-    """Return the FIDs of EMA and BELAY on MNIST."""
-    lines = kept_records.lines("mnist")
-    study = StudyResults(lines, "table1")
-    found = compare_fids(lines, study, "BELAY", EQUAL, 3e-4)
-    assert not found.unpaired
-    ema, belay = (fmean(fid or math.nan for fid in fids(lines, study, arm, 3e-4).values()) for arm in (EQUAL, "BELAY"))
-    (decay,) = {f"{1 - line['rate']:g}".lstrip("0") for line in lines if line["kind"] == "run" and line["arm"] == EQUAL}
-    return (
-        f"MNIST, FID at learning rate 3e-4 (lower is better), mean of {found.seeds} seeds: EMA of decay {decay} "
-        f"{ema:.1f}, BELAY {belay:.1f}; the ratio is {found.size}."
-    )
 
 
 def ema_beside_weights() -> str:
