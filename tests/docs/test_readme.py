@@ -25,13 +25,22 @@ _BEFORE, _, _REST = README.partition("## What else")
 _INSIDE, _, _AFTER = _REST.partition("\n## ")
 BLOCKS = re.findall(r"```python\n(.*?)```", _BEFORE + _AFTER, re.S)
 TRAINERS = re.findall(r"```python\n(.*?)```", _INSIDE, re.S)
-CELL = 30  # words, at most: numbers with their intervals take several
+CELL = 27  # words of a cell, at most
 ATTACH = re.compile(r"^belay = tb\.Belay\(.*\).*\n", re.M)
 
 
 def belay_below() -> str:
     """Return the cell of BELAY, which points to the table below it."""
     return f"{measured.belay()} The numbers are below."
+
+
+def repelling_and_its_price() -> str:
+    """Return the cell of a spring that repels: what it survives, and where its price is told."""
+    page, title = "which-method.md", "A learning rate that is high"
+    section = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert measured.repelling_with_a_short_average() in section
+    place = title.lower().replace(" ", "-")
+    return f"{measured.repelling()} With a short average it [can cost](docs/{page}#{place})."
 
 
 def row(use: str) -> str:
@@ -167,7 +176,7 @@ def test_the_tables_say_what_was_measured(document: str) -> None:
         ("tb.methods.ema(0.999)", measured.ema_beside_weights),
         ('spectators={"short": tb.methods.ema(0.99), …}', measured.several_averages),
         ("tb.methods.swa()", measured.swa),
-        ("tb.methods.centred(theta=-0.5, rate=1/200)", measured.repelling),
+        ("tb.methods.centred(theta=-0.5, rate=1/200)", repelling_and_its_price),
         ("tb.Spring(k=1.0, m1=2000.0, m2=500.0)", belay_below),
     ],
 )
