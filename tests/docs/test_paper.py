@@ -12,6 +12,7 @@ from statistics import fmean, median
 import pytest
 
 from helpers import kept_records
+from helpers.documents import table
 from helpers.root import ROOT
 from torchbelay.lab.arms import EQUAL, PAPER_SPRING
 from torchbelay.lab.claims import judge
@@ -44,13 +45,6 @@ STUDIES = {
 def verdicts() -> tuple[Verdict, ...]:
     """Return all verdicts on the records that are kept."""
     return tuple(judge({name: kept_records.lines(name) for name in kept_records.paths()}))
-
-
-def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a table in Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ("---",) * len(columns), *rows)).replace(
-        "| --- " * len(columns) + "|", "|---" * len(columns) + "|"
-    )
 
 
 # The generated blocks -------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""README's code runs as it is printed, and its numbers are those that were measured."""
+"""README's code runs as it is printed, and its numbers are those that were measured.
+
+`PYTHONPATH=src:tests python tests/docs/test_readme.py` fills in the table of BELAY and EMA anew.
+"""
 
 import json
 import re
@@ -15,14 +18,29 @@ from helpers import kept_records, measured
 from helpers.root import ROOT
 from torchbelay.lab.claims import CLAIMS
 from torchbelay.lab.claims.verdict import judge_claim
-from torchbelay.lab.score.effects import WAYS, effects
+from torchbelay.lab.score.effects import WAYS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 _BEFORE, _, _REST = README.partition("## What else")
 _INSIDE, _, _AFTER = _REST.partition("\n## ")
 BLOCKS = re.findall(r"```python\n(.*?)```", _BEFORE + _AFTER, re.S)
 TRAINERS = re.findall(r"```python\n(.*?)```", _INSIDE, re.S)
+CELL = 27  # words of a cell, at most
 ATTACH = re.compile(r"^belay = tb\.Belay\(.*\).*\n", re.M)
+
+
+def belay_below() -> str:
+    """Return the cell of BELAY, which points to the table below it."""
+    return f"{measured.belay()} The numbers are below."
+
+
+def repelling_and_its_price() -> str:
+    """Return the cell of a spring that repels: what it survives, and where its price is told."""
+    page, title = "which-method.md", "A learning rate that is high"
+    section = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert measured.repelling_with_a_short_average() in section
+    place = title.lower().replace(" ", "-")
+    return f"{measured.repelling()} With a short average it [can cost](docs/{page}#{place})."
 
 
 def row(use: str) -> str:
@@ -155,29 +173,43 @@ def test_the_tables_say_what_was_measured(document: str) -> None:
 @pytest.mark.parametrize(
     ("use", "sentence"),
     [
-        ("tb.methods.ema(0.999)", measured.ema_beside_belay),
+        ("tb.methods.ema(0.999)", measured.ema_beside_weights),
         ('spectators={"short": tb.methods.ema(0.99), …}', measured.several_averages),
         ("tb.methods.swa()", measured.swa),
-        ("tb.methods.centred(theta=-0.5, rate=1/200)", measured.repelling),
-        ("tb.Spring(k=1.0, m1=2000.0, m2=500.0)", measured.belay),
+        ("tb.methods.centred(theta=-0.5, rate=1/200)", repelling_and_its_price),
+        ("tb.Spring(k=1.0, m1=2000.0, m2=500.0)", belay_below),
     ],
 )
 def test_a_row_says_what_was_measured(use: str, sentence: Callable[[], str]) -> None:
     assert row(use) == sentence()
+    assert len(row(use).split()) <= CELL
 
 
-def test_the_three_ways_of_comparing_have_this_order() -> None:
-    assert WAYS == ("equal nominal rate", "equal effective rate", "each one's best")
+def test_the_table_of_belay_and_ema_says_what_was_measured() -> None:
+    assert measured.MARKED.findall(README) == ["belay_in_three_ways"]
+    assert measured.filled(README) == README, "fill it in with: PYTHONPATH=src:tests python tests/docs/test_readme.py"
+
+
+def test_the_table_of_belay_and_ema_is_below_that_of_methods_with_losses_before_fids_and_the_ways_in_order() -> None:
+    section = README.partition("## Which method?")[2].partition("\n## ")[0]
+    methods, ratios = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
+        for found in re.findall(r"(?:^\|.*\n)+", section, re.M)
+    )
+    assert methods[0][0] == "you want"
+    rows = [f"{data}, {quantity}" for data in ("MNIST", "CIFAR-10") for quantity in ("test loss", "FID")]
+    assert [first for first, *_ in ratios[2:]] == rows
+    assert ratios[0] == ["", "equal nominal rate", "equal effective rate", "each one's best"] == ["", *WAYS]
+    assert all(re.fullmatch(r"[\d.]+ \([\d.]+ to [\d.]+\)", cell) for _, *cells in ratios[2:] for cell in cells)
 
 
 def test_belay_beats_ema_in_no_run_of_images() -> None:
     """What the caveat says: in no comparison is BELAY shown to be better, whatever the rates."""
-    records = {name: kept_records.lines(name) for name in ("mnist", "figure4", "readings", "cifar10")}
-    studies = {"mnist": ("rates", "table1"), "figure4": ("figure4",), "cifar10": ("cifar10",)}
-    found = [each for part, names in studies.items() for each in effects(records[part], names)]
-    readings = [each.reading for effect in found for way in effect.ways for each in way]
+    assert measured.belay()
+    readings = [each.reading for effect in measured.image_effects() for way in effect.ways for each in way]
     assert len(readings) > 12
     assert "lower" not in readings
+    records = {name: kept_records.lines(name) for name in measured.IMAGES}
     answers = {
         claim.id: str(judge_claim(claim, records).finding.answer) for claim in CLAIMS if claim.id in ("C9", "C10")
     }
@@ -193,3 +225,7 @@ def test_the_effective_learning_rate_of_the_caveat() -> None:
     spring = tb.Spring(k=1.0, m1=2000.0, m2=500.0)
     assert spring.effective_lr_scale == pytest.approx(spring.alpha * spring.m1 / (spring.m1 + spring.m2))
     assert f"`α·m1/(m1+m2)` of the optimizer's rate: {spring.effective_lr_scale:.2f} of it" in " ".join(README.split())
+
+
+if __name__ == "__main__":
+    (ROOT / "README.md").write_text(measured.filled(README), encoding="utf-8")

@@ -11,24 +11,22 @@ from pathlib import Path
 import pytest
 
 import torchbelay as tb
-from helpers import guide, measured
+from helpers import guide, kept_records, measured
 from helpers.root import ROOT
 
 PATH = ROOT / "docs" / "which-method.md"
 PAGE = PATH.read_text(encoding="utf-8")
-MARKED = re.compile(r"<!-- measured: (\w+) -->.*?<!-- /measured -->")
-
-
-def filled(page: str) -> str:
-    """Return the page with every measurement as the records have it."""
-    return MARKED.sub(
-        lambda found: f"<!-- measured: {found[1]} -->{getattr(measured, found[1])()}<!-- /measured -->", page
-    )
 
 
 def test_the_table_says_what_was_measured() -> None:
-    assert len(MARKED.findall(PAGE)) == 7
-    assert filled(PAGE) == PAGE, "fill it in with: PYTHONPATH=src:tests python tests/docs/test_which_method.py"
+    assert len(measured.MARKED.findall(PAGE)) == 11
+    assert measured.filled(PAGE) == PAGE, "fill it in with: PYTHONPATH=src:tests python tests/docs/test_which_method.py"
+
+
+def test_a_dash_stands_only_where_nothing_was_measured() -> None:
+    dashes = re.findall(r"^\| [^|]+ \| \[([^]]+)\]\([^)]+\) \| – \|$", PAGE, re.M)
+    assert dashes == ["EMA with a schedule, hard sync", "DiLoCo"]
+    assert {"schedule-free", "Lookahead"} <= {run["arm"] for run in kept_records.lines("gpt") if run["kind"] == "run"}
 
 
 @pytest.mark.thorough
@@ -39,6 +37,12 @@ def test_the_page_can_be_followed_word_by_word(tmp_path: Path, monkeypatch: pyte
     with warnings.catch_warnings():
         warnings.simplefilter("error", tb.BelayWarning)
         guide.follow(PAGE, tmp_path, PATH.name)
+
+
+def test_the_cell_of_belay_points_to_the_table_of_the_paper() -> None:
+    (cell,) = re.findall(r"^\| what the paper proposes \|.*\| (.*) \|$", PAGE, re.M)
+    assert "(paper.md#belay-against-ema-in-three-ways)" in cell
+    assert len(re.sub(r"<!--.*?-->", "", cell).split()) <= 25
 
 
 def test_every_row_of_the_table_ends_in_code() -> None:
@@ -52,4 +56,4 @@ def test_every_row_of_the_table_ends_in_code() -> None:
 
 
 if __name__ == "__main__":
-    PATH.write_text(filled(PAGE), encoding="utf-8")
+    PATH.write_text(measured.filled(PAGE), encoding="utf-8")

@@ -84,3 +84,10 @@ def commands(text: str) -> list[str]:
             if first in COMMANDS or prompted or (kind in _SHELL and line and not line.startswith("#")):
                 found.append(line)
     return found
+
+
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ("---",) * len(columns), *rows)).replace(
+        "| --- " * len(columns) + "|", "|---" * len(columns) + "|"
+    )

@@ -3,21 +3,38 @@
 import importlib.util
 import json
 import math
-from statistics import fmean
+import re
 from types import ModuleType
 
 import torch
 
 import torchbelay as tb
 from helpers import kept_records
+from helpers.documents import table
 from helpers.root import ROOT
-from torchbelay.lab.arms import EQUAL
+from torchbelay.lab.arms import BELAY, EQUAL, MATCHED
+from torchbelay.lab.claims.score import contests_on_mnist
+from torchbelay.lab.gpt import arms as language
+from torchbelay.lab.gpt.analysis import Runs, ratio_of
 from torchbelay.lab.records import select
-from torchbelay.lab.score.analysis import StudyResults, compare_fids, fids
-from torchbelay.lab.score.comparison import Comparison, compare
-from torchbelay.lab.score.effects import effects, mean_fid
+from torchbelay.lab.score.analysis import StudyResults, compare_fids
+from torchbelay.lab.score.comparison import Comparison, compare, format_ratio
+from torchbelay.lab.score.effects import WAYS, Effect, effects, mean_fid
 from torchbelay.lab.score.penalty import compare_losses, losses_by_cell
 from torchbelay.lab.score.warm_up import NEGATIVE, ZERO, by_warm_up
+
+MARKED = re.compile(r"<!-- measured: (\w+) -->.*?<!-- /measured -->", re.S)
+
+
+def filled(page: str) -> str:
+    """Return a page with every marked measurement as the function of that name has it; a block has its own lines."""
+
+    def fill(found: re.Match[str]) -> str:
+        text = globals()[found[1]]()
+        end = "\n" if "\n" in text else ""
+        return f"<!-- measured: {found[1]} -->{end}{text}{end}<!-- /measured -->"
+
+    return MARKED.sub(fill, page)
 
 
 def load_report() -> ModuleType:
@@ -28,20 +45,6 @@ def load_report() -> ModuleType:
     report = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(report)
     return report
-
-
-def ema_beside_belay() -> str:
-    """Return the FIDs of EMA and BELAY on MNIST."""
-    lines = kept_records.lines("mnist")
-    study = StudyResults(lines, "table1")
-    found = compare_fids(lines, study, "BELAY", EQUAL, 3e-4)
-    assert not found.unpaired
-    ema, belay = (fmean(fid or math.nan for fid in fids(lines, study, arm, 3e-4).values()) for arm in (EQUAL, "BELAY"))
-    (decay,) = {f"{1 - line['rate']:g}".lstrip("0") for line in lines if line["kind"] == "run" and line["arm"] == EQUAL}
-    return (
-        f"MNIST, FID at learning rate 3e-4 (lower is better), mean of {found.seeds} seeds: EMA of decay {decay} "
-        f"{ema:.1f}, BELAY {belay:.1f}; the ratio is {found.size}."
-    )
 
 
 def ema_beside_weights() -> str:
@@ -98,16 +101,14 @@ def swa() -> str:
 
 
 def repelling() -> str:
-    """Return what a spring that repels wins at high learning rates, and its loss at the same averaging rate."""
+    """Return how many runs a spring that repels and EMA lose at a high learning rate, cold and warmed up."""
     cold, warm = by_warm_up(kept_records.lines("warmup")).values()
     assert {run["rate"] for run in cold.runs} == {1 / 200}
     counts = {(study, arm): study.lost_count(arm, 0.012) for study in (cold, warm) for arm in (NEGATIVE, ZERO)}
     (seeds,) = {len(study.losses(arm, 0.012)) for study, arm in counts}
-    loss = _penalty(0.005)
     return (
-        f"MNIST at learning rate 0.012, {seeds} seeds: from a cold start {counts[cold, NEGATIVE]} lost, EMA "
-        f"{counts[cold, ZERO]}; with warm-up {counts[warm, NEGATIVE]}, EMA {counts[warm, ZERO]}. CIFAR-10, "
-        f"{loss.seeds} seeds: loss ÷ EMA's {loss.size}."
+        f"MNIST at learning rate 0.012, {seeds} seeds: {counts[cold, NEGATIVE]} lost from a cold start, EMA "
+        f"{counts[cold, ZERO]}; with warm-up {counts[warm, NEGATIVE]}, EMA {counts[warm, ZERO]}."
     )
 
 
@@ -118,9 +119,18 @@ def repelling_with_a_short_average() -> str:
     fid = compare_fids(lines, study, "θ −0.5", EQUAL, 1e-3)
     assert {f"{run['rate']:.3g}" for run in study.runs_at("θ −0.5", 1e-3).values()} == {"0.0895"}
     assert not fid.unpaired
+    assert loss.above
+    assert fid.above
     return (
         f"its loss was {loss.size} times EMA's ({loss.seeds} seeds) and its FID {fid.size} times ({fid.seeds} others)"
     )
+
+
+def repelling_with_a_long_average() -> str:
+    """Return the loss of a spring that repels with Adam's momentum, if the average is as long as the page's."""
+    loss = _penalty(1 / 200)
+    assert loss.equal
+    return f"its loss was level with EMA's: {loss.size} times as high ({loss.seeds} seeds)"
 
 
 def _penalty(rate: float) -> Comparison:
@@ -130,18 +140,75 @@ def _penalty(rate: float) -> Comparison:
     return found
 
 
+def schedule_free() -> str:
+    """Return the loss of schedule-free averaging beside EMA's, on the language model."""
+    arm = language.SCHEDULE_FREE
+    return _beside_ema(arm, f"AdamW with β1 = {arm.beta1:g}")
+
+
+def schedule_free_compared() -> str:
+    """Return with what schedule-free averaging was compared on the language model, and how often EMA was better."""
+    runs = Runs(kept_records.lines("gpt"))
+    own, ema = (runs.losses(arm.name, runs.best_lr(arm.name)) for arm in (language.SCHEDULE_FREE, language.CONSTANT))
+    assert own.keys() == ema.keys()
+    assert all((ema[seed] or math.inf) < (own[seed] or math.inf) for seed in own)
+    return (
+        f"a byte-level GPT, schedule-free with β1 = {language.SCHEDULE_FREE.beta1:g} and EMA with β1 = "
+        f"{language.CONSTANT.beta1:g}, both at a constant rate. EMA had the lower loss at all {len(own)} seeds"
+    )
+
+
+def lookahead() -> str:
+    """Return the loss of Lookahead beside EMA's, on the language model."""
+    return _beside_ema(language.LOOKAHEAD, f"`{language.LOOKAHEAD.method(0.0)}`")
+
+
+def _beside_ema(arm: language.Arm, setting: str) -> str:
+    """Return the loss of an arm of the language model over EMA's, each at its best rate."""
+    runs = Runs(kept_records.lines("gpt"))
+    found = ratio_of(runs, *((each.name, runs.best_lr(each.name)) for each in (arm, language.CONSTANT)))
+    assert found is not None
+    assert found.pairs == len(runs.whole_seeds())
+    mean, low, high = map(format_ratio, (found.mean, found.low, found.high))
+    return (
+        f"Byte-level GPT, {found.pairs} seeds, {setting}: loss ÷ EMA's {mean} ({low} to {high}), each at its best rate."
+    )
+
+
 def belay() -> str:
-    """Return BELAY beside EMA in the three ways, in their order."""
-    ratios, seeds = [], set()
-    for part, study in (("mnist", "table1"), ("cifar10", "cifar10")):
-        (found,) = [each for each in effects(kept_records.lines(part), (study,)) if each.quantity == "FID"]
-        ratios.append(", ".join(each.size for way in found.ways for each in way))
-        seeds.add(found.seeds)
-        assert [len(way) for way in found.ways] == [1, 1, 1]
-    (count,) = seeds
-    about = mean_fid(cifar10 := kept_records.lines("cifar10"), StudyResults(cifar10, "cifar10"))
+    """Return that BELAY is nowhere shown to be better than EMA on images: in no way of comparing, under no reading."""
+    found = [each for effect in image_effects() for way in effect.ways for each in way]
+    found += [each.comparison for each in contests_on_mnist({name: kept_records.lines(name) for name in IMAGES})]
+    assert len(found) > 24
+    assert not any(each.below or each.lower for each in found)
+    return "In none of our runs of images is BELAY's loss or FID shown to be lower than EMA's."
+
+
+IMAGES = ("mnist", "figure4", "readings", "cifar10")  # the parts in which BELAY and EMA are trained on images
+
+
+def image_effects() -> list[Effect]:
+    """Return BELAY's effects in every study of images that compares it with EMA over rates."""
+    studies = {"mnist": ("rates", "table1"), "figure4": ("figure4",), "cifar10": ("cifar10",)}
+    return [each for part, names in studies.items() for each in effects(kept_records.lines(part), names)]
+
+
+def belay_in_three_ways() -> str:
+    """Return BELAY's test loss and FID beside EMA's in the three ways, as a table with the sentence that it needs."""
+    names = {"table1": "MNIST", "cifar10": "CIFAR-10"}
+    chosen = [each for each in image_effects() if each.study in names]
+    assert {each.rival for each in chosen} == {EQUAL}
+    rows = []
+    for each in chosen:
+        comparisons = [one for (one,) in each.ways]
+        cells = (one.describe(BELAY, rival) for one, rival in zip(comparisons, (EQUAL, MATCHED, EQUAL), strict=True))
+        rows.append((f"{names[each.study]}, {each.quantity}", *cells))
+    (seeds,) = {each.seeds for each in chosen}
+    cifar10 = kept_records.lines("cifar10")
+    about = mean_fid(cifar10, StudyResults(cifar10, "cifar10"))
     assert about is not None
     return (
-        f"FID ÷ EMA's at equal nominal rate, at equal effective rate, at each one's best, {count} seeds: MNIST "
-        f"{ratios[0]}; CIFAR-10, a short run at FID about {float(f'{about:.1g}'):g}, {ratios[1]}."
+        f"BELAY ÷ EMA in [three ways](docs/paper.md#belay-against-ema-in-three-ways), with 95% intervals over {seeds} "
+        "seeds; below 1, BELAY is better.\nMNIST means its long runs; CIFAR-10 is a short run, at a FID of about "
+        f"{float(f'{about:.1g}'):g}.\n\n{table(('', *WAYS), rows)}"
     )

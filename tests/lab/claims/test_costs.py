@@ -61,8 +61,8 @@ def test_each_outcome(claim: str, given: dict[str, float], answer: Answer) -> No
 
 def test_the_summary_has_the_numbers() -> None:
     finding = judged("C5", costs(mlp=1.21, average=4, ema=4))
-    assert "by +20.0% (MLP network) and +0.0% (convolutional network)." in finding.summary
-    assert "4.0 bytes per weight on top of the 16" in finding.summary
+    assert "by +20.0% (MLP) and +0.0% (convolutional)." in finding.summary
+    assert "It adds 4.0 bytes per weight to 16 with AdamW" in finding.summary
     assert "(+25%), the same as an EMA" in finding.summary
     assert "+25% beside an EMA" in judged("C5", costs(average=4)).summary
 

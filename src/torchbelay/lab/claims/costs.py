@@ -35,12 +35,12 @@ def _judge(records: Records, arm: str) -> Finding:
         f"time, {name} network": _within((t["to_plain"]["low"], t["to_plain"]["high"])) for name, t in times.items()
     }
     tests |= {"memory against no average": more <= NEGLIGIBLE, "memory against an EMA": more_than_ema <= NEGLIGIBLE}
-    longer = listed([f"{t['to_plain']['ratio'] - 1:+.1%} ({name} network)" for name, t in times.items()])
+    longer = listed([f"{t['to_plain']['ratio'] - 1:+.1%} ({name})" for name, t in times.items()])
     longer = longer.replace("-", "−")
     beside_ema = "the same as an EMA" if abs(more_than_ema) < 0.001 else f"{more_than_ema:+.0%} beside an EMA"
     summary = (
-        f"{arm} changes the time of a training step by {longer}. It keeps {own - alone:.1f} bytes per weight on top of "
-        f"the {alone:.0f} of training with AdamW ({more:+.0%}), {beside_ema}."
+        f"{arm} changes the time of a training step by {longer}. It adds {own - alone:.1f} bytes per weight to "
+        f"{alone:.0f} with AdamW ({more:+.0%}), {beside_ema}."
     )
     numbers = []
     for name, t in times.items():

@@ -32,8 +32,8 @@ def judge_ema_limit(records: Records) -> Finding:
     else:
         relation = f"BELAY is {min(late, same_step):.0e} off the EMA of Eq. 1, one step late or not"
     summary = (
-        f"At m1 = ∞, {relation}. As m1 grows, BELAY {'tends' if tends else 'does not tend'} to that limit: the "
-        f"difference goes as m1 to the power {_format_signed(power)}."
+        f"At m1 = ∞, {relation}. As m1 grows, the difference goes as m1 to the power {_format_signed(power)}"
+        f"{'' if tends else ': BELAY does not tend to that limit'}."
     )
     numbers = (
         ("difference from Eq. 1's EMA of the step before", f"{late:.1e}"),
@@ -66,11 +66,11 @@ def judge_invariance(records: Records) -> Finding:
         "an average at every T": not refused,
     }
     direction = "falls" if losses[-1] < losses[0] else "grows"
-    noisy = "is the same for all T" if alike else f"{direction} with T by a factor of {ratio:,.0f}"
+    noisy = "is the same for all T" if alike else f"{direction} {ratio:,.0f}-fold with T"
     summary = (
-        f"In the same training time, paths of w2 for {lengths[0]:,} to {lengths[-1]:,} steps differ by {ruled:.2%} "
-        f"with the rule and at least {min(fixed.values()):.0%} without. With noise, the loss {noisy}"
-        f"{f'; the printed rule fails at {listed(refused)} steps' if refused else ''}."
+        f"Paths of {lengths[0]:,} to {lengths[-1]:,} steps differ by {ruled:.2%} with the rule and at least "
+        f"{min(fixed.values()):.0%} without. With noise, the loss {noisy}"
+        f"{f'; the rule fails at {listed(refused)} steps' if refused else ''}."
     )
     numbers = (
         ("largest distance between paths, with the rule", f"{ruled:.2%}"),
@@ -109,9 +109,7 @@ def judge_momentum(records: Records) -> Finding:
         "it adds momentum": is_momentum and positive,
     }
     nu = _format_signed(form["nu"])
-    summary = (
-        f"On a quadratic loss, the gradient at an average is {'' if affine else 'not '}the average of the gradients"
-    )
+    summary = f"On a quadratic loss, the average's gradient is {'' if affine else 'not '}the average gradient"
     summary += "." if first_order else f"; on another loss the error goes as the distance to the power {power:.2f}."
     if is_momentum:
         summary += f" BELAY's step is a momentum step with {nu} times the momentum of torch's SGD"

@@ -60,13 +60,13 @@ def format_steps(steps: float) -> str:
     return f"{steps:g}" if math.isfinite(steps) else "never"
 
 
-def format_factor(factor: float) -> str:
+def two_digits(factor: float) -> str:
     """Return a factor with two digits.
 
-    >>> format_factor(8.38), format_factor(104.0)
-    ('8.4 times', '100 times')
+    >>> two_digits(8.38), two_digits(104.0)
+    ('8.4', '100')
     """
-    return f"{float(f'{factor:.2g}'):g} times"
+    return f"{float(f'{factor:.2g}'):g}"
 
 
 # C1 and C2: Figure 2 -----------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def judge_speed(records: Records) -> Finding:
     count = list(fast.values()).count(True)
     summary = (
         f"At the paper's rates, BELAY is among the two fastest of six methods on {count} of {len(fast)} functions. "
-        f"SGD or Adam alone, at BELAY's effective rate, is faster on {len(beaten)} of {len(fast)}."
+        f"SGD or Adam at BELAY's effective rate is faster on {len(beaten)} of {len(fast)}."
     )
     found = find(fast, summary, tuple(numbers))
     return replace(found, answer=Answer.IN_PART) if found.answer is Answer.HOLDS and beaten else found
@@ -233,16 +233,16 @@ def judge_rate_limits(records: Records) -> Finding:
         if rates:
             room[arm] = min(rates) / paper
             at_limit += [arm] if round(room[arm], 6) < AT_ITS_LIMIT else []
-        worst = f"{min(rates):.3g} ({format_factor(room[arm])} the paper's)" if rates else "none"
+        worst = f"{min(rates):.3g} ({two_digits(room[arm])} times the paper's)" if rates else "none"
         numbers.append(
             (f"{arm}: the paper's rate, and the highest that works on every function", f"{paper:g}, {worst}")
         )
-    more = [f"{arm} ({format_factor(room[arm])})" for arm in PAPER_RATES if arm not in at_limit and arm in room]
+    more = [f"{arm} (×{two_digits(room[arm])})" for arm in PAPER_RATES if arm not in at_limit and arm in room]
     idle = [arm for arm in PAPER_RATES if arm not in room]
-    rest = [f"higher rates also work for {listed(more)}"] if more else []
+    rest = [f"higher rates work for {listed(more)}"] if more else []
     rest += [f"no rate works for {listed(idle)}"] if idle else []
     summary = (
-        f"Of the six methods, {listed(at_limit, none='none')} ran within a factor of {AT_ITS_LIMIT:g} of the highest "
+        f"Of six methods, {listed(at_limit, none='none')} ran within a factor of {AT_ITS_LIMIT:g} of the highest "
         "rate that works."
     )
     summary += f" {sentence('; '.join(rest))}" if rest else ""
@@ -279,9 +279,8 @@ def judge_against_momentum(records: Records) -> Finding:
             numbers.append((f"{kind}: the highest rate of {arm} against that of momentum", found))
     better = [name for name, yes in won.items() if yes]
     summary = (
-        f"Averaging works at higher rates than momentum 0.9 on more functions than at lower ones in {len(better)} of "
-        f"{len(won)} comparisons{f': {listed(better)}' if better else ''}. The comparisons are EMA and BELAY, by "
-        "nominal and by effective rate."
+        f"Averaging works at higher rates than momentum more often than at lower ones in {len(better)} of {len(won)} "
+        f"comparisons (EMA and BELAY, by nominal and effective rate){f': {listed(better)}' if better else ''}."
     )
     return find(won, summary, tuple(numbers))
 

@@ -11,8 +11,8 @@ from torchbelay.lab.arms import BELAY, EMA, MATCHED
 from torchbelay.lab.part import Record
 from torchbelay.lab.report.words import listed, sentence
 from torchbelay.lab.score.analysis import FAILED, FID_MARGIN, PAPER_LR, StudyResults, compare_fids
-from torchbelay.lab.score.comparison import Comparison, compare
-from torchbelay.lab.score.effects import FID, LOSS, WAYS, Effect, effects, mean_fid, spans
+from torchbelay.lab.score.comparison import Comparison, compare, format_ratio
+from torchbelay.lab.score.effects import FID, LOSS, WAYS, Effect, effects, mean_fid
 from torchbelay.lab.score.readings import readings
 from torchbelay.lab.statistics import CONFIDENCE, MARGIN
 
@@ -74,21 +74,19 @@ def judge_mnist(records: Records) -> Finding:
     numbers = list_numbers(contests) + list_effects(found) + _gap(StudyResults(records["mnist"], SHORT))
     if not run and not found:
         return Finding(Answer.OPEN, f"Too few seeds to judge by: {count_seeds(contests)}.", numbers)
-    elsewhere = (
-        f"At rates that train, BELAY ÷ {found[0].rival} is {describe_effects(found)}"
-        if found
-        else "No other rate was run"
-    )
+    elsewhere = f"At rates that train, {describe_effects(found)}" if found else "No other rate was run"
     if not trained:
         lost = f"{AT_PAPER} no method trains" if run else f"nothing was run {AT_PAPER}"
         answer = Answer.NOT_REPRODUCED if run else Answer.OPEN
         return Finding(answer, f"{sentence(lost)} {elsewhere}.", numbers)
     tests = {each.name: each.comparison.better for each in trained}
-    shown = describe(trained)
-    if len(trained) > 2:
-        better = sum(each.comparison.better is True for each in trained)
-        shown = f"BELAY is better in {better} of {len(trained)} comparisons that train"
-    return find(tests, f"{sentence(f'{AT_PAPER}, {shown}')} {elsewhere}.", numbers)
+    better = sum(each.comparison.better is True for each in trained)
+    shown = (
+        f"At the paper's rate, BELAY wins {better} of {len(trained)} comparisons that train."
+        if len(trained) > 2
+        else sentence(f"{AT_PAPER}, {describe(trained)}")
+    )
+    return find(tests, f"{shown} {elsewhere}.", numbers)
 
 
 def _gap(study: StudyResults) -> Numbers:
@@ -101,10 +99,25 @@ def _gap(study: StudyResults) -> Numbers:
 
 
 def describe_effects(found: Sequence[Effect]) -> str:
-    """Return the three ratios of each quantity over all studies, always in the order of WAYS."""
-    by_quantity = {quantity: [each for each in found if each.quantity == quantity] for quantity in QUANTITIES}
-    texts = [f"{', '.join(spans(some))} in {quantity}" for quantity, some in by_quantity.items() if some]
-    return f"{' and '.join(texts)} ({', '.join(WAYS)})"
+    """Return the least and the largest ratio of each quantity, over all studies and the three ways.
+
+    The rival of the second way is the matched EMA, that of the others the study's own EMA.
+    """
+    matched = any(each.point is not None for effect in found for each in effect.effective.values())
+    rival = "either EMA" if matched else _name(found[0].rival)
+    clauses: list[str] = []
+    for quantity in QUANTITIES:
+        ratios = [each for effect in found if effect.quantity == quantity for way in effect.ways for each in way]
+        if text := _span(ratios):
+            clauses.append(f"its {quantity} {text}" if clauses else f"BELAY's {quantity} is {text} times {rival}'s")
+    return ", ".join(clauses)
+
+
+def _span(found: Sequence[Comparison]) -> str:
+    """Return the least and the largest ratio, each marked if it is undecided; empty if there is none."""
+    known = sorted((point, each.reading == "open") for each in found if (point := each.point) is not None)
+    ends = [f"{format_ratio(point)}{' (undecided)' if undecided else ''}" for point, undecided in known]
+    return " to ".join(dict.fromkeys((ends[0], ends[-1]))) if ends else ""
 
 
 def list_effects(found: Sequence[Effect]) -> Numbers:
@@ -147,7 +160,8 @@ def judge_cifar10(records: Records) -> Finding:
     undecided = [each.comparison for each in contests if each.comparison.reading == "open"]
     if enough := [n for each in undecided if (n := each.seeds_to_be_equal) is not None]:
         numbers += (("seeds that might decide what is undecided", f"{max(enough)}"),)
-    return find(tests, f"{shown}. {sentence(describe(contests))}", numbers)
+    own = [each for each in contests if each.rival != MATCHED]  # the control is among the numbers
+    return find(tests, f"{shown}. {sentence(describe(own))}", numbers)
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
@@ -179,19 +193,24 @@ def _describe_lost(run: Sequence[Contest]) -> list[str]:
 
 
 def _describe_ratios(run: Sequence[Contest]) -> list[str]:
-    """Return one clause per quantity with the ratios to the rivals; what is not shown is marked."""
+    """Return one clause per rival with the ratios of each quantity; what is not shown is marked."""
+    known = [each for each in run if each.comparison.point is not None]
     clauses: list[str] = []
-    for quantity in QUANTITIES:
-        ratios = []
-        for each in run:
-            if each.quantity == quantity and each.comparison.point is not None:
-                found = each.comparison
-                mark = " (one seed)" if found.ratio is None else " (undecided)" if found.reading == "open" else ""
-                ratios.append(f"{found.size.split()[0]} times {_name(each.rival)}'s{mark}")
-        if ratios:
-            owner = "its" if clauses else "BELAY's"
-            clauses.append(f"{owner} {quantity} is {listed(ratios)}")
+    for rival in dict.fromkeys(each.rival for each in known):
+        owner = "its" if clauses else "BELAY's"
+        ratios: list[str] = []
+        for quantity in QUANTITIES:
+            some = [_marked(each.comparison) for each in known if (each.rival, each.quantity) == (rival, quantity)]
+            if some:
+                ratios.append(f"its {quantity} {listed(some)}" if ratios else f"{owner} {quantity} is {listed(some)}")
+        clauses.append(f"{' and '.join(ratios)} times {_name(rival)}'s")
     return clauses
+
+
+def _marked(found: Comparison) -> str:
+    """Return a ratio without its interval, marked if it is not shown."""
+    mark = " (one seed)" if found.ratio is None else " (undecided)" if found.reading == "open" else ""
+    return f"{found.size.split()[0]}{mark}"
 
 
 def _describe_losers(run: Sequence[Contest]) -> list[str]:

@@ -35,13 +35,14 @@ def judge_decay(records: Records) -> Finding:
         for lr in sorted({r["lr"] for r in select(records["posthoc"], "network")})
     }
     tests = {name: _matters(each) for name, each in (found | lengths).items() if name.startswith(EMA)}
-    shown = [_factor(each) for name, each in found.items() if name.startswith(EMA)]
-    belay = [_factor(each) for name, each in found.items() if name.startswith(BELAY)]
-    others = [_factor(each) for each in lengths.values()]
+    shown, belay = (
+        " and ".join(dict.fromkeys(_factor(each) for name, each in found.items() if name.startswith(arm)))
+        for arm in (EMA, BELAY)
+    )
+    others = [_factor(each) for each in sorted(lengths.values(), key=lambda each: each.point or 0.0)]
     summary = (
-        f"On the ring, a memory {FACTOR} times as long changes EMA's loss by factors of {', '.join(shown)} (equal "
-        f"nominal rate, each one's best), and BELAY's by {', '.join(belay)}. In averages of one run, half-lives within "
-        f"a factor of {FACTOR} of the best are worse by up to {' and '.join(others)}."
+        f"On the ring, a memory {FACTOR} times as long changes EMA's loss by a factor of {shown or MISSING} and "
+        f"BELAY's by {belay or MISSING}. Averages of one run differ by up to {others[-1] if others else MISSING}."
     )
     numbers = tuple((f"{name}: the longer memory ÷ the shorter", each.size) for name, each in found.items())
     numbers += tuple((f"{name}: the worst half-life ÷ the best", each.size) for name, each in lengths.items())

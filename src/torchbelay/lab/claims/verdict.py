@@ -20,7 +20,7 @@ class Finding:
     """An answer, the headline that explains it, and the numbers behind both."""
 
     answer: Answer
-    summary: str  # at most two short sentences, for readers who read nothing else; computed from the records
+    summary: str  # at most two short sentences, about 30 words, computed from the records
     numbers: Numbers = ()  # everything else that was measured
     tests: Tests = field(default_factory=dict)  # the tests behind the answer
 
