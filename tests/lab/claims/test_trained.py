@@ -92,7 +92,7 @@ def test_the_numbers_are_those_of_the_records() -> None:
     assert numbers[0] == ("Rosenbrock, SGD: decades that work, BELAY and EMA", "6, 4")
     found = judge_robustness({"robustness": plane(6, 4, 9), "ring": ring(NARROW, NARROW, FLAT)})
     assert (
-        found.summary == "BELAY's range of working rates is wider than EMA's in 8 of 18 cases, the matched EMA's in 0. "
+        found.summary == "BELAY's range of rates is wider than EMA's in 8 of 18 cases, than the matched EMA's in 0. "
         "With ties open, C11 would be undecided: 1 passed, 3 failed, 2 open."
     )
     behind = dict(found.numbers)

@@ -131,7 +131,7 @@ def judge_robustness(records: Records) -> Finding:
         numbers.append((label, _format_tally(totals[possessive], "cases")))
     answer, counts = combine(ties_open), _count_outcomes(ties_open)
     numbers.append(("by a rule in which ties stay open", f"{answer}: {counts} of {len(tests)} tests"))
-    summary = f"BELAY's range of working rates is wider than {_count_wider(totals)}."
+    summary = f"BELAY's range of rates is wider {_count_wider(totals)}."
     if answer is not combine([*tests.values()]):
         summary += f" With ties open, C11 would be {answer}: {counts}."
     return find(tests, summary, (*numbers, *count_lost_by_sign(records), *compare_signs(records)))
@@ -141,12 +141,12 @@ def _count_wider(totals: Mapping[str, Tally]) -> str:
     """Return in how many cases BELAY's range is wider than each rival's; the number of cases is said once.
 
     >>> _count_wider({"EMA's": Tally(3, 1, 8), "the matched EMA's": Tally(0, 5, 8)})
-    "EMA's in 3 of 8 cases, the matched EMA's in 0"
+    "than EMA's in 3 of 8 cases, than the matched EMA's in 0"
     """
     clauses, said = [], None
     for possessive, total in totals.items():
         cases = "" if total.cases == said else f" of {total.cases} cases"
-        clauses.append(f"{possessive} in {total.wider}{cases}")
+        clauses.append(f"than {possessive} in {total.wider}{cases}")
         said = total.cases
     return ", ".join(clauses)
 
