@@ -19,3 +19,10 @@ def test_it_says_how_long_a_seed_of_figure_4_takes() -> None:
     (origin,) = (line for line in lines if line["kind"] == "origin")
     seeds = {line["seed"] for line in lines if line["kind"] == "run"}
     assert f"about {origin['device_s'] / 60 / len(seeds):.0f} minutes per seed on an H200" in text
+
+
+def test_it_names_generalized_primal_averaging_beside_every_negative_theta() -> None:
+    text = " ".join((ROOT / "docs" / "score-models.md").read_text(encoding="utf-8").split())
+    bullets = re.findall(r"- `torchbelay reproduce \w+`: θ = .*?\.(?= )", text)
+    assert len(bullets) == 2
+    assert all("−0.5 (Generalized Primal Averaging)" in bullet for bullet in bullets)

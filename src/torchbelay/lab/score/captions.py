@@ -1,8 +1,9 @@
 """The sentences that captions and notes of the score models share. All numbers come from records."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from torchbelay.lab.hypotheses import GPA
 from torchbelay.lab.part import Record
 from torchbelay.lab.report.words import listed
 from torchbelay.lab.statistics import CONFIDENCE, MARGIN, Range
@@ -88,6 +89,17 @@ def difference_notes(records: Sequence[Record], study: str) -> tuple[str, ...]:
     """Return how a study differs from the paper's setting, each sentence once; `time_note` covers a shared GPU."""
     notes = [note for r in select(records, "protocol", study=study) for note in r.get("differs", ())]
     return tuple(dict.fromkeys(note for note in notes if "shared_gpu" not in note))
+
+
+def sign_note(arms: Iterable[str]) -> tuple[str, ...]:
+    """Return what a repelling spring is called, as a note; nothing if no arm has one.
+
+    >>> sign_note(["EMA", "θ −0.5"])
+    ('θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t.',)
+    >>> sign_note(["EMA", "θ +0.25"])
+    ()
+    """
+    return (GPA,) if any(arm.startswith("θ −") for arm in arms) else ()
 
 
 def time_note(study: StudyResults) -> tuple[str, ...]:
