@@ -86,8 +86,12 @@ def settings_note(records: Sequence[Record], study: str) -> tuple[str, ...]:
 
 
 def difference_notes(records: Sequence[Record], study: str) -> tuple[str, ...]:
-    """Return how a study differs from the paper's setting, each sentence once; `time_note` covers a shared GPU."""
-    notes = [note for r in select(records, "protocol", study=study) for note in r.get("differs", ())]
+    """Return how a study differs from the paper's setting and what was special in its runs, each sentence once.
+
+    `time_note` covers a shared GPU.
+    """
+    protocols = select(records, "protocol", study=study)
+    notes = [note for field in ("differs", "remarks") for r in protocols for note in r.get(field, ())]
     return tuple(dict.fromkeys(note for note in notes if "shared_gpu" not in note))
 
 
