@@ -113,3 +113,9 @@ def test_the_note_counts_the_lost_runs_of_all_readings() -> None:
     assert 0 < lost < len(runs)
     (plate,) = readings.draw(lines)
     assert f"{lost} of {len(runs)} runs are lost: " in " ".join(plate.notes)
+
+
+def test_the_settings_list_the_sizes_of_both_networks() -> None:
+    (plate,) = readings.draw(run.read_committed("readings", ""))
+    (note,) = [note for note in plate.notes if note.startswith("Settings: ")]
+    assert note.startswith("Settings: ramp 0, triples 1024, features 32 and 64, noise levels 95, ")

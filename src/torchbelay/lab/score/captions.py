@@ -72,17 +72,26 @@ def format_range(found: Range | None) -> str:
 
 
 def settings_note(records: Sequence[Record], study: str) -> tuple[str, ...]:
-    """Return the numbers of a study's protocol as a note; nothing if there is no protocol."""
+    """Return the numbers of a study's protocols as a note; nothing if there is no protocol.
+
+    If a number differs between the protocols of the study, all its values are listed.
+    """
+    values: dict[str, dict[str, None]] = {}  # the texts of each key, in the order of the records
     for record in select(records, "protocol", study=study):
-        texts = [
-            f"{key.replace('_', ' ')} {'−' * (value < 0)}{abs(value):.4g}"
-            if isinstance(value, int | float)
-            else f"{key.replace('_', ' ')} {value}"
-            for key, value in record.items()
-            if key not in _ELSEWHERE and isinstance(value, int | float | str)
-        ]
-        return (f"Settings: {', '.join(texts)}.",) if texts else ()
-    return ()
+        for key, value in record.items():
+            if key not in _ELSEWHERE and isinstance(value, int | float | str):
+                values.setdefault(key, {})[_format_setting(value)] = None
+    texts = [f"{key.replace('_', ' ')} {listed([*found])}" for key, found in values.items()]
+    return (f"Settings: {', '.join(texts)}.",) if texts else ()
+
+
+def _format_setting(value: float | str) -> str:
+    """Return a number with four digits and a typographic minus, or a text as it is.
+
+    >>> _format_setting(-1.2), _format_setting(1.1142945e-05), _format_setting("pixel_mean")
+    ('−1.2', '1.114e-05', 'pixel_mean')
+    """
+    return value if isinstance(value, str) else f"{'−' * (value < 0)}{abs(value):.4g}"
 
 
 def difference_notes(records: Sequence[Record], study: str) -> tuple[str, ...]:
