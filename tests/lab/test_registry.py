@@ -6,7 +6,7 @@ import pytest
 from matplotlib.text import Text
 
 from helpers import kept_records
-from helpers.captions import full_text
+from helpers.captions import SENTENCES, check_brevity, count_sentences, full_text
 from torchbelay.lab.part import Plate, Table
 from torchbelay.lab.registry import PARTS
 
@@ -30,3 +30,10 @@ def test_every_plate_with_a_repelling_spring_names_generalized_primal_averaging(
     assert {"theory-floor", "ring-pairs", "cifar10-samples", "sign-table"} <= {plate.name for plate in repelling}
     unnamed = [plate.name for plate in repelling if "Generalized Primal Averaging" not in full_text(plate)]
     assert not unnamed
+
+
+def test_every_caption_is_two_short_sentences(plates: dict[str, Plate]) -> None:
+    """What one sees, and what follows from it; the notes have the rest."""
+    for plate in plates.values():
+        check_brevity(plate)
+        assert count_sentences(plate.caption) == SENTENCES, plate.caption

@@ -1,6 +1,7 @@
 """Best rates, ranges and hypotheses, on made-up runs whose answers are known."""
 
 import math
+import re
 
 import pytest
 
@@ -180,6 +181,20 @@ def test_the_plates_are_drawn_from_records_alone() -> None:
     assert isinstance(table, Table)
     assert [row[-1] for row in table.rows] == ["holds", "undecided", "holds", "holds"]
     assert "wider than EMA's with θ = −0.25" in plates["gpt-rates"].caption
+
+
+def test_the_table_of_arms_says_which_loss_is_the_lowest() -> None:
+    def caption(**losses: list[float | None]) -> str:
+        plates = {plate.name: plate for plate in figures.draw([ABOUT, *study(**losses).all])}
+        return plates["gpt-arms"].caption.split("in nats per byte. ")[1]
+
+    lowest = caption(**{HALF.name: [1.2, 0.9, 1.0, 1.1]})
+    assert re.fullmatch(
+        r"The lowest mean loss of an average, 0\.9\d+, is that of θ = −0\.5; ÷ EMA it is 0\.9\d+ \(.*\)\.", lowest
+    )
+    assert re.fullmatch(
+        r"The lowest mean loss of an average is EMA's, 0\.[4-6]\d+\.", caption(**{CONSTANT.name: [1.2, 0.5, 1.1, 1.2]})
+    )
 
 
 @pytest.mark.parametrize("runs", [5, 20, 33])

@@ -88,7 +88,10 @@ def test_the_table_says_what_trains() -> None:
     ]
     assert rows["cold start, Adam's eps 1e-08, 64 features"] == ("lost", "lost", "both lost in 5 of 5 seeds")
     assert rows["500 steps of warm-up, Adam's eps 0.001, 64 features"][2].startswith("0.9")
-    assert "Training works with 500 steps of warm-up, Adam's eps 0.01, 32 features and 500 steps" in plate.caption
+    assert plate.caption.endswith(
+        "Training works with 500 steps of warm-up, Adam's eps 0.01, 32 features; and with 500 steps of warm-up, Adam's "
+        "eps 0.001, 64 features."
+    )
     (none,) = readings.draw(lines((64, 0, 1e-8, None)))
     assert none.caption.endswith("No reading trains.")
 

@@ -1,6 +1,7 @@
 """The figures and tables of the language model."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from matplotlib.ticker import LogLocator, StrMethodFormatter
@@ -75,8 +76,8 @@ def _curves(runs: Runs, about: Record) -> Plate:
         *_words(about),
     )
     caption = (
-        "The loss of the average over the learning rate, for every arm, and the curvature that some of them end at, "
-        f"beside the limits of a quadratic{excess}. {_range_words(runs)}"
+        "Loss of the average over the learning rate (left), and the curvature at the end beside the limits of a "
+        f"quadratic (right){excess}. {_range_words(runs)}"
     )
     return Plate("gpt-rates", "Which spring bears the widest range of learning rates?", caption, fig, notes)
 
@@ -215,8 +216,25 @@ def _arms(runs: Runs, about: Record) -> Plate | None:
         f"{GPA} θ = 0 at the same rate is the EMA that is matched to BELAY.",
         *_words(about),
     )
-    caption = "Each arm at its best learning rate: the loss of its average and of its weights, in nats per byte."
+    caption = (
+        "Each arm at its best learning rate: the loss of its average and of its weights, in nats per byte. "
+        f"{_lowest_words(runs)}"
+    )
     return Plate("gpt-arms", "Every arm at its best rate", caption, Table(columns, tuple(rows)), notes)
+
+
+def _lowest_words(runs: Runs) -> str:
+    """Return which arm's average has the lowest mean loss, and its ratio to EMA's, as a sentence."""
+    best = {arm: runs.best_lr(arm) for arm in filter(runs.tuned, runs.arms)}
+    losses = {arm: [*runs.losses(arm, lr).values()] for arm, lr in best.items()}
+    means = {arm: fmean(found) for arm, each in losses.items() if (found := [x for x in each if x is not None])}
+    if not means:
+        return "No arm has a loss at its best rate yet."
+    first = min(means, key=lambda arm: means[arm])
+    if first == CONSTANT.name:
+        return f"The lowest mean loss of an average is EMA's, {means[first]:.4f}."
+    beside = format_ratio(ratio_of(runs, (first, best[first]), (CONSTANT.name, best[CONSTANT.name])))
+    return f"The lowest mean loss of an average, {means[first]:.4f}, is that of {title(first)}; ÷ EMA it is {beside}."
 
 
 def _weights_at_best(runs: Runs) -> tuple[str, ...]:
