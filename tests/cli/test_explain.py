@@ -350,6 +350,10 @@ def test_springs_derived_from_the_given_one_do_not_warn(run) -> None:
     assert printed.err.count("\n") == printed.err.count("is unstable") == 1
 
 
+def test_the_help_names_what_a_repelling_spring_is(run) -> None:
+    assert "below 0 it repels (Generalized Primal Averaging)" in " ".join(run("explain --help").out.split())
+
+
 def test_every_example_of_the_help_runs(run) -> None:
     printed = run("explain --help")
     assert (printed.status, printed.err) == (0, "")

@@ -12,10 +12,14 @@ def full_text(plate: Plate) -> str:
     return " ".join((plate.caption, *plate.notes))
 
 
+def count_sentences(text: str) -> int:
+    """Return the number of sentences."""
+    return len(re.findall(r"[.!?](?=\s|$)", text))
+
+
 def check_brevity(plate: Plate) -> None:
-    """Check that a caption has at most two sentences and about 45 words, and that every note is a sentence."""
-    sentences = re.findall(r"[.!?](?=\s|$)", plate.caption)
-    assert 1 <= len(sentences) <= SENTENCES, plate.caption
+    """Check that a caption has at most two sentences and 50 words, and that every note is a sentence."""
+    assert 1 <= count_sentences(plate.caption) <= SENTENCES, plate.caption
     assert len(plate.caption.split()) <= WORDS, (len(plate.caption.split()), plate.caption)
     assert plate.notes, plate.name
     for text in (plate.caption, *plate.notes):

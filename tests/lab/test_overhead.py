@@ -1,10 +1,13 @@
 """What an average costs: exact bytes, ratios with intervals, and the figure. No time is asserted."""
 
+import copy
 import json
+from itertools import pairwise
 
 import pytest
 import torch
 
+from helpers import kept_records
 from helpers.captions import check_brevity, full_text
 from torchbelay.lab import overhead
 from torchbelay.lab.arms import BELAY, EMA, PLAIN
@@ -42,19 +45,6 @@ def test_belay_needs_a_second_copy_while_the_optimizer_steps_and_an_ema_does_not
     assert during[BELAY] - during[EMA] == 4 * cost(records, network, BELAY)["weights"]
 
 
-def test_the_ledger_counts_what_is_alive_at_a_time() -> None:
-    x = torch.zeros(100)
-    with overhead.Ledger() as ledger:
-        first = x + 1  # 400 bytes
-        del first
-        second = x.clone()  # 400 again, after the first has gone
-        second.add_(1)  # in place
-        view = second.view(10, 10)
-        third = view.double()  # 800 on top
-        del second, view, third
-    assert (ledger.peak, ledger.alive) == (1200, 0)
-
-
 def test_arms_train_the_same_network_on_the_same_batch() -> None:
     models = [overhead.build_model(NETWORKS[0], arm, seed=3) for arm in ARMS]
     for one in models[1:]:
@@ -73,6 +63,63 @@ def test_the_average_of_an_arm_moves(arm: str) -> None:
     assert [t.shape for t in averages] == [w.shape for w in weights]
     assert not torch.equal(averages[0], weights[0])
     assert not torch.equal(averages[0], next(one.model.parameters()))
+
+
+def watch_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[torch.Tensor], bool]]:
+    """Return a list that every step appends its weights to, and whether it has an average."""
+    seen: list[tuple[list[torch.Tensor], bool]] = []
+    step = overhead.TimedModel.step
+
+    def watched(self: overhead.TimedModel) -> None:
+        seen.append(([w.detach().clone() for w in self.model.parameters()], bool(list(self.averages()))))
+        step(self)
+
+    monkeypatch.setattr(overhead.TimedModel, "step", watched)
+    return seen
+
+
+def test_every_timed_step_begins_at_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an arm whose training goes another way is timed at weights of its own, where passes may be faster."""
+    start = list(overhead.build_model(NETWORKS[1], PLAIN, seed=0).model.parameters())
+    seen = watch_steps(monkeypatch)
+    overhead.measure_times(NETWORKS[1], seed=0, copies=1, rounds=3, tick=lambda n: None)
+    timed = seen[2 * len(ARMS) :]  # after two steps of each arm that are not timed
+    assert len(timed) == 3 * len(ARMS)
+    assert all(torch.equal(w, v) for weights, _ in timed for w, v in zip(weights, start, strict=True))
+
+
+def test_arms_take_turns_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_steps(monkeypatch)
+    overhead.measure_times(NETWORKS[1], seed=0, copies=1, rounds=12, tick=lambda n: None)
+    timed = [averages for _, averages in seen[2 * len(ARMS) :]]
+    places = [timed[i : i + len(ARMS)].index(False) for i in range(0, len(timed), len(ARMS))]  # of no averaging
+    steps = {(b - a) % len(ARMS) for a, b in pairwise(places)}
+    assert {*places} == {*range(len(ARMS))}
+    assert len(steps) > 2  # turns that go round would have one
+
+
+def test_a_ratio_below_one_is_said_to_be_an_error(records: list[Record]) -> None:
+    made = copy.deepcopy(records)
+    for r in made:
+        for against in ("to_plain", "to_ema"):
+            r["timing_s"][against]["ratio"] = 1.0 if r["arm"] == PLAIN else 1.1
+    (plate,) = overhead.draw(made)
+    assert "below 1" not in full_text(plate)
+    cost(made, "convolutional", VELOCITIES)["timing_s"]["to_ema"]["ratio"] = 0.965
+    (plate,) = overhead.draw(made)
+    assert plate.notes[-1] == (
+        "An arm that does more work cannot save time: a ratio below 1 shows the size of the error. Here: BELAY "
+        "(velocities) ÷ EMA 0.965 (convolutional network)."
+    )
+
+
+def test_the_kept_records_say_that_the_weights_of_the_arms_differed() -> None:
+    kept = kept_records.lines("overhead")
+    notes = " ".join(overhead.draw(kept)[0].notes)
+    ratio = cost(kept, "convolutional", VELOCITIES)["timing_s"]["to_ema"]["ratio"]
+    assert (f"BELAY (velocities) ÷ EMA {ratio:.3f} (convolutional network)" in notes) is (ratio < 1)
+    differed = not any(r.get("same_weights") for r in kept)
+    assert ("every arm trained to weights of its own" in notes) is (differed and ratio < 1)
 
 
 def test_a_ratio_of_medians_and_its_interval() -> None:

@@ -64,7 +64,12 @@ def add(commands: "Commands") -> None:
     option("--decay", type=number, metavar="D", help="weight of the old average in a step")
     option("--half-life", type=number, metavar="N", help="steps until that weight has become one half")
     option = parser.add_argument_group("or a member of the centre-of-mass family").add_argument
-    option("--theta", type=number, metavar="θ", help="sign and strength of the spring: below 0 it repels, 0 is an EMA")
+    option(
+        "--theta",
+        type=number,
+        metavar="θ",
+        help="sign and strength of the spring: below 0 it repels (Generalized Primal Averaging), 0 is an EMA",
+    )
     option("--rate", type=number, metavar="C", help="averaging rate, 1 − decay")
     option = parser.add_argument_group("what to say about it").add_argument
     option(

@@ -1,14 +1,16 @@
 """What an average costs: time of a training step and bytes per weight, with no average, EMA, BELAY, and velocities.
 
 Times are processor time on one thread, so other programs on the machine hardly matter. Steps of all arms take turns in
-changing order, so a slow moment hits all alike. Every arm has several copies, because a model's place in memory matters
-as much as a small overhead. Only ratios are compared. Bytes are counted tensor by tensor; those that live only during a
-step are found by watching every allocation.
+random order, so a slow moment hits all alike and no arm always follows the same one. Every step begins at the same
+weights, because a pass through a network takes another time at other weights: ReLU and max pooling are faster if most
+units are off. Every arm has several copies, because a model's place in memory matters as much as a small overhead. Only
+ratios are compared. Bytes are counted tensor by tensor; those that live only during a step are found by watching every
+allocation.
 """
 
 import math
+import random
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +20,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from torchbelay.belay import Belay
 from torchbelay.physics.spring import Spring
 
 from .arms import BELAY, EMA, PLAIN
+from .ledger import Ledger, count_bytes, tensors
 from .part import Plate, Record, Settings, Tick
 from .report import style
+from .report.words import listed
 from .threads import one_thread
 
 NAME = "overhead"
@@ -77,6 +79,13 @@ class TimedModel:
     classes: Tensor
     update: Callable[[], object]
     averages: Callable[[], Iterable[Tensor]]
+    start: tuple[Tensor, ...]  # the weights at which every timed step begins
+
+    def restore(self) -> None:
+        """Set the weights back to those of the start."""
+        with torch.no_grad():
+            for weight, value in zip(self.model.parameters(), self.start, strict=True):
+                weight.copy_(value)
 
     def backward(self) -> None:
         """Compute gradients of one batch, always the same one."""
@@ -109,41 +118,12 @@ def build_model(network: Network, arm: str, seed: int) -> TimedModel:
         averages = averaged.state_dict().values
     elif arm != PLAIN:
         belay = Belay(model, optimizer, SPRINGS[arm])
-        averages = lambda: _tensors(belay.state_dict())  # noqa: E731
-    return TimedModel(model, optimizer, images, classes, update, averages)
+        averages = lambda: tensors(belay.state_dict())  # noqa: E731
+    start = tuple(weight.detach().clone() for weight in model.parameters())
+    return TimedModel(model, optimizer, images, classes, update, averages, start)
 
 
 # Bytes ---------------------------------------------------------------------------------------------------------------
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def count_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-class Ledger(TorchDispatchMode):
-    """Watches the allocations inside a block: `peak` is the largest number of bytes alive at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.alive, self.peak = 0, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
-        for t in _tensors(out):
-            if t.untyped_storage().data_ptr() not in given:  # neither in place nor a view
-                self._count(t.untyped_storage().nbytes())
-                weakref.finalize(t, self._count, -t.untyped_storage().nbytes())
-        return out
-
-    def _count(self, change: int) -> None:
-        self.alive += change
-        self.peak = max(self.peak, self.alive)
 
 
 def measure_bytes(network: Network, arm: str, seed: int) -> tuple[dict[str, int], int]:
@@ -157,7 +137,7 @@ def measure_bytes(network: Network, arm: str, seed: int) -> tuple[dict[str, int]
     kept = {
         "weights": count_bytes(weights),
         "gradients": count_bytes(w.grad for w in weights if w.grad is not None),
-        "AdamW": count_bytes(_tensors(list(one.optimizer.state.values()))),
+        "AdamW": count_bytes(tensors(list(one.optimizer.state.values()))),
         "average": count_bytes(one.averages()),
     }
     return kept, ledger.peak
@@ -167,18 +147,23 @@ def measure_bytes(network: Network, arm: str, seed: int) -> tuple[dict[str, int]
 
 
 def measure_times(network: Network, seed: int, copies: int, rounds: int, tick: Tick) -> Tensor:
-    """Return the processor time of a step of every arm, for all rounds of each copy: (arms, copies × rounds)."""
+    """Return the processor time of a step of every arm, for all rounds of each copy: (arms, copies × rounds).
+
+    Arms are built and take turns in random order. Every timed step begins at the same weights.
+    """
     found = torch.zeros(len(ARMS), copies * rounds, dtype=torch.float64)
+    orders = random.Random(seed)
     for turn in range(copies * rounds):
         if turn % rounds == 0:
-            models = [build_model(network, arm, seed) for arm in ARMS]
-            for one in models:  # the first steps allocate what stays
+            models = {arm: build_model(network, arm, seed) for arm in orders.sample(ARMS, len(ARMS))}
+            for one in models.values():  # the first steps allocate what stays
                 one.step()
                 one.step()
-        for position in range(len(ARMS)):
-            which = (turn + position) % len(ARMS)  # no arm always follows the same one
+        for which in orders.sample(range(len(ARMS)), len(ARMS)):
+            one = models[ARMS[which]]
+            one.restore()
             start = time.process_time()
-            models[which].step()
+            one.step()
             found[which, turn] = time.process_time() - start
         tick(1)
     return found
@@ -231,6 +216,7 @@ def _costs(network: Network, settings: Settings, tick: Tick) -> Iterator[Record]
             "method": repr(SPRINGS[arm]) if arm in (BELAY, VELOCITIES) else None if arm == PLAIN else f"decay {DECAY}",
             "rounds": len(seconds),
             "threads": 1,
+            "same_weights": True,  # at the beginning of every timed step
             "bytes": kept,
             "bytes_during_update": peak - counted[PLAIN][1],
             "timing_s": {
@@ -312,6 +298,31 @@ def _draw(records: Sequence[Record]) -> Figure:
     return fig
 
 
+def _error_notes(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return what ratios below 1 say, as a note; nothing if an arm that does more work always takes longer."""
+    more_work = ((arm, key, name) for arm in ARMS[1:] for key, name in (("to_plain", PLAIN), ("to_ema", EMA)))
+    pairs = [pair for pair in more_work if pair[1] == "to_plain" or pair[0] in (BELAY, VELOCITIES)]
+    below = [
+        f"{arm} ÷ {name} {ratio:.3f} ({network.name} network)"
+        for network in NETWORKS
+        for arm, key, name in pairs
+        if (ratio := cost(records, network.name, arm)["timing_s"][key]["ratio"]) < 1
+    ]
+    if not below:
+        return ()
+    note = (
+        "An arm that does more work cannot save time: a ratio below 1 shows the size of the error. Here: "
+        f"{listed(below)}."
+    )
+    if all(r.get("same_weights") for r in records):
+        return (note,)
+    cause = (
+        "In these records every arm trained to weights of its own. Passes through the network take another time at "
+        "other weights, and that difference is in the ratios."
+    )
+    return note, cause
+
+
 def draw(records: Sequence[Record]) -> list[Plate]:
     """Draw one figure: ratios of times, and bytes."""
     mlp, convolutional = (cost(records, network.name, BELAY) for network in NETWORKS)
@@ -332,6 +343,7 @@ def draw(records: Sequence[Record]) -> list[Plate]:
         "experiment of the paper is without velocities.",
         "Right: bytes per weight of the MLP, counted. BELAY needs the second copy because its average follows the "
         "weights from before the step.",
+        *_error_notes(records),
     )
     with style.house():
         return [Plate("overhead", "What an average costs", caption, _draw(records), notes)]

@@ -15,6 +15,7 @@ from torchbelay.physics import critical, methods
 from torchbelay.physics.inner_momentum import stable_range, theta_floor
 from torchbelay.physics.methods import centred
 
+from .hypotheses import GPA
 from .part import Plate, Record, Settings, Tick
 from .records import rounded, select
 from .report import style
@@ -232,6 +233,7 @@ def _draw_ranges(records: Sequence[Record]) -> Plate:
     notes = (
         f"Lines: theorem 2. Circles: the rate from which on {sizes['steps']:,} steps grow; they differ "
         f"by at most {_worst(found, 'limit'):.1%}.",
+        f"A spring that repels has θ < 0. {GPA}",
     )
     return Plate("theory-range", "The stable range over θ and β", caption, fig, notes)
 
@@ -276,6 +278,7 @@ def _draw_noise(records: Sequence[Record]) -> Plate:
         "rate. If it is large, the spring that repels (θ = −0.5) is faster than SGD.",
         f"Lines: formulas. Circles: {sizes['weights']:,} weights, {sizes['run']:,} noisy steps of Belay around torch's "
         f"SGD; they differ by at most {_worst(found, 'noise'):.0%}.",
+        GPA,
     )
     return Plate("theory-noise", "Noise against speed", caption, fig, notes)
 
@@ -311,5 +314,6 @@ def _draw_floors(records: Sequence[Record]) -> Plate:
         f"{sizes['steps']:,} steps. They lie below the line: just below the floor the pair's limit is still the "
         "larger one.",
         "Stars: θ = −0.5 at c = 0.0895 with β = 0.9, which lost to EMA on CIFAR-10, and schedule-free's first step.",
+        f"A spring that repels has θ < 0. {GPA}",
     )
     return Plate("theory-floor", "The floor of θ over the averaging rate", caption, fig, notes)

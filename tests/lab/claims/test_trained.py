@@ -166,7 +166,7 @@ def test_mnist_counts(belay: dict[float, float | None], passed: int, answer: Ans
     rest = {"robustness": plane(4, 4, 4), "ring": ring(FLAT, FLAT, FLAT)}
     found = judge_robustness(rest | {"mnist": score_records.mnist(belay, MIDDLE, ema=MIDDLE, noise=0.0)})
     assert (found.answer, len(found.passed), len(found.tests)) == (answer, passed, 10)
-    assert f"than EMA's in {3 if belay is WIDE else 0} of 21 cases, the matched" in found.summary
+    assert f"than EMA's in {3 if belay is WIDE else 0} of 21 cases, than the matched" in found.summary
     label = "score models of MNIST, by the better best loss of the two: BELAY's range against EMA's"
     assert dict(found.numbers)[label] == f"wider in {3 if belay is WIDE else 0} and narrower in 0 of 3 seeds"
     without = judge_robustness(rest | {"mnist": []})

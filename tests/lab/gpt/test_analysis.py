@@ -1,6 +1,7 @@
 """Best rates, ranges and hypotheses, on made-up runs whose answers are known."""
 
 import math
+import re
 
 import pytest
 
@@ -182,6 +183,20 @@ def test_the_plates_are_drawn_from_records_alone() -> None:
     assert "wider than EMA's with θ = −0.25" in plates["gpt-rates"].caption
 
 
+def test_the_table_of_arms_says_which_loss_is_the_lowest() -> None:
+    def caption(**losses: list[float | None]) -> str:
+        plates = {plate.name: plate for plate in figures.draw([ABOUT, *study(**losses).all])}
+        return plates["gpt-arms"].caption.split("in nats per byte. ")[1]
+
+    lowest = caption(**{HALF.name: [1.2, 0.9, 1.0, 1.1]})
+    assert re.fullmatch(
+        r"The lowest mean loss of an average, 0\.9\d+, is that of θ = −0\.5; ÷ EMA it is 0\.9\d+ \(.*\)\.", lowest
+    )
+    assert re.fullmatch(
+        r"The lowest mean loss of an average is EMA's, 0\.[4-6]\d+\.", caption(**{CONSTANT.name: [1.2, 0.5, 1.1, 1.2]})
+    )
+
+
 @pytest.mark.parametrize("runs", [5, 20, 33])
 def test_a_study_that_was_stopped_can_be_drawn_and_says_so(runs: int) -> None:
     plates = figures.draw([ABOUT | {"complete": False}, *study().all[:runs]])
@@ -229,6 +244,24 @@ def test_most_points_of_the_kept_runs_lie_above_the_limit_and_none_is_lost() -> 
     assert f"θ = 0 (EMA) {above} of {len(ema)}" in told
     assert all(r["losses"]["w2"] is not None for r in found)
     assert "None of those runs diverged" in told
+
+
+def test_the_notes_say_why_the_floor_is_not_drawn_and_when_the_curvature_was_measured() -> None:
+    (about,) = (line for line in kept_records.lines("gpt") if line["kind"] == "protocol")
+    notes = " ".join(figures.draw(kept_records.lines("gpt"))[0].notes)
+    assert f"after the last of {about['steps']:,} steps of the first seed for tuning" in notes
+    floor = -0.1 / (1 - 0.9 * 0.99)  # −(1 − β)/(1 − β(1 − c))
+    assert about["rate"] == 0.01
+    assert "no axis here is θ, so it is not a line of this figure." in notes
+    assert f"At β1 = 0.9 and averaging rate 0.01 it is −{-floor:.2f}; every θ drawn lies above it." in notes
+    short = figures.draw([ABOUT | {"rate": 0.5}, *study().all])[0]  # the floor of so short an average is −0.18
+    assert "it is −0.18; below it: θ = −0.25 and θ = −0.5." in " ".join(short.notes)
+
+
+def test_every_curvature_of_the_kept_runs_is_of_the_first_seed_for_tuning() -> None:
+    lines = [line for line in kept_records.lines("gpt") if line["kind"] == "run"]
+    first = min(line["seed"] for line in lines if line["split"] == "tune")
+    assert {(line["seed"], line["split"]) for line in lines if "sharpness" in line} == {(first, "tune")}
 
 
 def test_every_plate_says_what_theta_below_zero_is() -> None:

@@ -184,7 +184,7 @@ def test_captions_are_short(plates: dict[str, Plate]) -> None:
     """At most two sentences: what one sees, and what follows. The rest is in the notes."""
     for plate in plates.values():
         assert len(re.findall(r"\.(?= |$)", plate.caption)) == 2, plate.caption
-        assert len(plate.caption.split()) <= 52, plate.caption  # with signs and numbers
+        assert len(plate.caption.split()) <= 50, plate.caption  # with signs and numbers
         assert plate.notes
         if isinstance(plate.figure, Table):
             assert max(len(cell.split()) for row in plate.figure.rows for cell in row) <= 25

@@ -88,7 +88,10 @@ def test_the_table_says_what_trains() -> None:
     ]
     assert rows["cold start, Adam's eps 1e-08, 64 features"] == ("lost", "lost", "both lost in 5 of 5 seeds")
     assert rows["500 steps of warm-up, Adam's eps 0.001, 64 features"][2].startswith("0.9")
-    assert "Training works with 500 steps of warm-up, Adam's eps 0.01, 32 features and 500 steps" in plate.caption
+    assert plate.caption.endswith(
+        "Training works with 500 steps of warm-up, Adam's eps 0.01, 32 features; and with 500 steps of warm-up, Adam's "
+        "eps 0.001, 64 features."
+    )
     (none,) = readings.draw(lines((64, 0, 1e-8, None)))
     assert none.caption.endswith("No reading trains.")
 
@@ -113,3 +116,9 @@ def test_the_note_counts_the_lost_runs_of_all_readings() -> None:
     assert 0 < lost < len(runs)
     (plate,) = readings.draw(lines)
     assert f"{lost} of {len(runs)} runs are lost: " in " ".join(plate.notes)
+
+
+def test_the_settings_list_the_sizes_of_both_networks() -> None:
+    (plate,) = readings.draw(run.read_committed("readings", ""))
+    (note,) = [note for note in plate.notes if note.startswith("Settings: ")]
+    assert note.startswith("Settings: ramp 0, triples 1024, features 32 and 64, noise levels 95, ")

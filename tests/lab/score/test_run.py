@@ -85,9 +85,9 @@ def test_the_records_say_which_fids_of_table_1_were_not_measured() -> None:
     tuned = "BELAY m1 2e4"
     assert wanted - drawn == {("matched EMA", 1e-3, 4), ("matched EMA", 1e-3, 5), (tuned, 1e-3, 3), (tuned, 1e-3, 4)}
     assert drawn <= wanted
-    (differs,) = (line["differs"] for line in lines if line["kind"] == "protocol" and line["study"] == "table1")
-    assert any("FID of the matched EMA was taken for one seed of three" in line for line in differs)
-    assert any(f"that of {tuned} for one" in line for line in differs)
+    (remarks,) = (line["remarks"] for line in lines if line["kind"] == "protocol" and line["study"] == "table1")
+    assert any("FID of the matched EMA was taken for one seed of three" in line for line in remarks)
+    assert any(f"that of {tuned} for one" in line for line in remarks)
 
 
 @pytest.mark.parametrize("name", PARTS)

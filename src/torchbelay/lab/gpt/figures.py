@@ -1,6 +1,7 @@
 """The figures and tables of the language model."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from matplotlib.ticker import LogLocator, StrMethodFormatter
@@ -60,25 +61,38 @@ def _curves(runs: Runs, about: Record) -> Plate:
         ax.minorticks_off()
         ax.set_xticks(runs.lrs, [f"{lr:g}" for lr in runs.lrs])
     excess, above = _limit_words(runs, about["rate"])
-    floor = f"{theta_floor(0.9, about['rate']):.2f}".replace("-", "−")
     notes = (
         f"Left: a line joins the means over seeds; bars are {CONFIDENCE:.0%} intervals of the mean's ratio to the best "
         "loss of all, and a rate at which a seed is lost has no point. Dotted: arms that are judged at their best rate "
         "alone; at the others, the loss of their first seed for tuning.",
-        "Right: the learning rate times the eigenvalue of largest size of the Hessian in the units of Adam's steps, "
-        "after the last step of one run. If that eigenvalue is negative, there is no point. Dotted: the limits that "
-        "the theorem on inner momentum gives each θ on a quadratic. θ's floor is not drawn; here it is "
-        f"{floor}.",
+        "Right: the learning rate times the eigenvalue of largest size of the Hessian in the units of Adam's steps. If "
+        "that eigenvalue is negative, there is no point. Dotted: the limits that the theorem on inner momentum gives "
+        "each θ on a quadratic.",
+        f"The curvature was measured once per point, after the last of {about['steps']:,} steps of the first seed for "
+        "tuning. At earlier steps it is not known.",
+        _floor_words(runs, about["rate"]),
         *above,
         GPA,
         *_at_largest(runs),
         *_words(about),
     )
     caption = (
-        "The loss of the average over the learning rate, for every arm, and the curvature that some of them end at, "
-        f"beside the limits of a quadratic{excess}. {_range_words(runs)}"
+        "Loss of the average over the learning rate (left), and the curvature at the end beside the limits of a "
+        f"quadratic (right){excess}. {_range_words(runs)}"
     )
     return Plate("gpt-rates", "Which spring bears the widest range of learning rates?", caption, fig, notes)
+
+
+def _floor_words(runs: Runs, rate: float) -> str:
+    """Return why θ's floor is not a line of the figure, and which arms lie below their floor."""
+    family = [arm for arm in map(ARMS.__getitem__, runs.arms) if arm.theta is not None]
+    floor = f"{theta_floor(CONSTANT.beta1, rate):.2f}".replace("-", "−")
+    below = [title(arm.name) for arm in family if arm.theta is not None and arm.theta < theta_floor(arm.beta1, rate)]
+    found = f"below it: {listed(below)}" if below else "every θ drawn lies above it"
+    return (
+        "θ's floor is a bound on θ, and no axis here is θ, so it is not a line of this figure. At β1 = "
+        f"{CONSTANT.beta1:g} and averaging rate {rate:g} it is {floor}; {found}."
+    )
 
 
 def _draw_curve(ax: Any, runs: Runs, arm: Arm) -> None:
@@ -215,8 +229,25 @@ def _arms(runs: Runs, about: Record) -> Plate | None:
         f"{GPA} θ = 0 at the same rate is the EMA that is matched to BELAY.",
         *_words(about),
     )
-    caption = "Each arm at its best learning rate: the loss of its average and of its weights, in nats per byte."
+    caption = (
+        "Each arm at its best learning rate: the loss of its average and of its weights, in nats per byte. "
+        f"{_lowest_words(runs)}"
+    )
     return Plate("gpt-arms", "Every arm at its best rate", caption, Table(columns, tuple(rows)), notes)
+
+
+def _lowest_words(runs: Runs) -> str:
+    """Return which arm's average has the lowest mean loss, and its ratio to EMA's, as a sentence."""
+    best = {arm: runs.best_lr(arm) for arm in filter(runs.tuned, runs.arms)}
+    losses = {arm: [*runs.losses(arm, lr).values()] for arm, lr in best.items()}
+    means = {arm: fmean(found) for arm, each in losses.items() if (found := [x for x in each if x is not None])}
+    if not means:
+        return "No arm has a loss at its best rate yet."
+    first = min(means, key=lambda arm: means[arm])
+    if first == CONSTANT.name:
+        return f"The lowest mean loss of an average is EMA's, {means[first]:.4f}."
+    beside = format_ratio(ratio_of(runs, (first, best[first]), (CONSTANT.name, best[CONSTANT.name])))
+    return f"The lowest mean loss of an average, {means[first]:.4f}, is that of {title(first)}; ÷ EMA it is {beside}."
 
 
 def _weights_at_best(runs: Runs) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from torchbelay.lab.hypotheses import GPA
 from torchbelay.lab.part import Plate, Record
 from torchbelay.lab.records import select
 from torchbelay.lab.report import style
@@ -137,6 +138,7 @@ def _make_methods_plate(records: Sequence[Record]) -> Plate:
         f"For any loss, BELAY is also an EMA of its centre of mass (to {centre['deviation']:.1e}), and a momentum "
         f"method with momentum {momentum['beta']:.3f} and a share ν = {_format(momentum['nu'])} of it in the step (to "
         f"{momentum['deviation']:.1e}). Ordinary momentum has ν = 1: BELAY subtracts what momentum adds.",
+        f"In the centre-of-mass family, {GPA} Heavy ball and Nesterov's momentum are outside that family.",
     )
     title = "Every averaging method, and momentum, is a spring"
     return Plate("momentum-methods", title, caption, _draw_methods(records), notes)

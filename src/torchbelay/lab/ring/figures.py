@@ -10,6 +10,7 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE
+from torchbelay.lab.hypotheses import GPA
 from torchbelay.lab.part import Plate, Record
 from torchbelay.lab.records import select
 from torchbelay.lab.report import style
@@ -20,6 +21,7 @@ from .mixture import NEAR
 from .statistics import MIXTURE, TUNED, Key, RunTable
 
 _MARKERS = {PLAIN: "s", EMA: "o", MATCHED: "D", BELAY: "^", REPULSIVE: "v"}
+_SIGN = f"The repulsive spring has θ < 0. {GPA}"
 _SPRINGS = ((style.BELAY_COLOUR, "^"), ("#F0A860", "o"), ("#7A3500", "s"))  # shades of BELAY's colour for its settings
 
 
@@ -130,6 +132,7 @@ def _draw_curves(about: Record, table: RunTable, pairs: Sequence[Record]) -> Pla
         f"{failures} are failures, {diverged} of them not finite.",
         "The largest effective rate at which BELAY works (see the figure of ranges), over that of its matched EMA: "
         f"{'; '.join(intervals)}.",
+        _SIGN,
     )
     return Plate("ring-curves", "Loss against learning rate", caption, fig, notes)
 
@@ -201,6 +204,7 @@ def _draw_pairs(about: Record, pairs: Sequence[Record]) -> Plate:
         f"Grey: within {margin - 1:.0%}. Two methods count as equal if a test of equivalence says so (two one-sided "
         f"t-tests at {1 - CONFIDENCE:.0%}).",
         _describe_belay(contests, BELAY),
+        _SIGN,
     )
     title = "BELAY against its controls, seed by seed"
     return Plate("ring-pairs", title, caption.strip(), fig, tuple(filter(None, notes)))
@@ -262,9 +266,8 @@ def _draw_ranges(about: Record, widths: Sequence[Record], pairs: Sequence[Record
                         at, high - low, left=low, height=height, color=_colour(width["arm"]), alpha=alpha, linewidth=0
                     )
             if width["low"] is not None:
-                least = (
-                    "≥" if width["open_low"] or width["open_high"] else "×"
-                )  # the range may reach beyond the rates tried
+                open_end = width["open_low"] or width["open_high"]  # the range may reach beyond the rates tried
+                least = "≥" if open_end else "×"
                 text = f"{least}{width['width']:.3g}"
                 style.label_end(ax, width["high" + suffix], at, text, _colour(width["arm"]))
         ax.set(xscale="log", xlabel=f"{name} learning rate", ylim=(-0.7, len(own) - 0.3))
@@ -293,6 +296,7 @@ def _draw_ranges(about: Record, widths: Sequence[Record], pairs: Sequence[Record
         "A smaller effective step moves a range and does not change its width. A poor best loss widens the pale range.",
         f"The width of BELAY's range at the paper's setting, seed by seed, is {_describe_widths(own_pairs)}. If both "
         f"are judged by the better of their best losses, it is {_describe_widths(shared_pairs)}.",
+        _SIGN,
     )
     return Plate("ring-ranges", "The range of learning rates that work", caption, fig, notes)
 

@@ -1,8 +1,9 @@
 """The sentences that captions and notes of the score models share. All numbers come from records."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from torchbelay.lab.hypotheses import GPA
 from torchbelay.lab.part import Record
 from torchbelay.lab.report.words import listed
 from torchbelay.lab.statistics import CONFIDENCE, MARGIN, Range
@@ -71,23 +72,47 @@ def format_range(found: Range | None) -> str:
 
 
 def settings_note(records: Sequence[Record], study: str) -> tuple[str, ...]:
-    """Return the numbers of a study's protocol as a note; nothing if there is no protocol."""
+    """Return the numbers of a study's protocols as a note; nothing if there is no protocol.
+
+    If a number differs between the protocols of the study, all its values are listed.
+    """
+    values: dict[str, dict[str, None]] = {}  # the texts of each key, in the order of the records
     for record in select(records, "protocol", study=study):
-        texts = [
-            f"{key.replace('_', ' ')} {'−' * (value < 0)}{abs(value):.4g}"
-            if isinstance(value, int | float)
-            else f"{key.replace('_', ' ')} {value}"
-            for key, value in record.items()
-            if key not in _ELSEWHERE and isinstance(value, int | float | str)
-        ]
-        return (f"Settings: {', '.join(texts)}.",) if texts else ()
-    return ()
+        for key, value in record.items():
+            if key not in _ELSEWHERE and isinstance(value, int | float | str):
+                values.setdefault(key, {})[_format_setting(value)] = None
+    texts = [f"{key.replace('_', ' ')} {listed([*found])}" for key, found in values.items()]
+    return (f"Settings: {', '.join(texts)}.",) if texts else ()
+
+
+def _format_setting(value: float | str) -> str:
+    """Return a number with four digits and a typographic minus, or a text as it is.
+
+    >>> _format_setting(-1.2), _format_setting(1.1142945e-05), _format_setting("pixel_mean")
+    ('−1.2', '1.114e-05', 'pixel_mean')
+    """
+    return value if isinstance(value, str) else f"{'−' * (value < 0)}{abs(value):.4g}"
 
 
 def difference_notes(records: Sequence[Record], study: str) -> tuple[str, ...]:
-    """Return how a study differs from the paper's setting, each sentence once; `time_note` covers a shared GPU."""
-    notes = [note for r in select(records, "protocol", study=study) for note in r.get("differs", ())]
+    """Return how a study differs from the paper's setting and what was special in its runs, each sentence once.
+
+    `time_note` covers a shared GPU.
+    """
+    protocols = select(records, "protocol", study=study)
+    notes = [note for field in ("differs", "remarks") for r in protocols for note in r.get(field, ())]
     return tuple(dict.fromkeys(note for note in notes if "shared_gpu" not in note))
+
+
+def sign_note(arms: Iterable[str]) -> tuple[str, ...]:
+    """Return what a repelling spring is called, as a note; nothing if no arm has one.
+
+    >>> sign_note(["EMA", "θ −0.5"])
+    ('θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t.',)
+    >>> sign_note(["EMA", "θ +0.25"])
+    ()
+    """
+    return (GPA,) if any(arm.startswith("θ −") for arm in arms) else ()
 
 
 def time_note(study: StudyResults) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from .captions import (
     describe_networks,
     difference_notes,
     settings_note,
+    sign_note,
     time_note,
 )
 from .comparison import Comparison
@@ -92,6 +93,7 @@ def _curves(records: Sequence[Record], study: StudyResults) -> Plate:
         f"the band goes from the best to the worst seed. Grey: within {MARGIN - 1:.0%}.",
         describe_lost_runs(study),
         describe_networks(study),
+        *sign_note(study.arms),
         *settings_note(records, NAME),
     )
     return Plate("cifar10-curves", "Loss over training", caption, fig, notes)
@@ -195,6 +197,7 @@ def _table(records: Sequence[Record], study: StudyResults) -> Plate:
     notes = (
         f"w2 is the average, w1 are the weights; ÷ EMA's: the ratio, seed by seed. {describe_sampling(records, NAME)}",
         describe_networks(study),
+        *sign_note(study.arms),
         *difference_notes(records, NAME),
         *time_note(study),
         *fid_check_notes(records),

@@ -157,7 +157,7 @@ def _pairs(records: Sequence[Record]) -> Plate | None:
     at_paper = {key: row[study.lrs.index(PAPER_LR)] for key, row in along.items() if PAPER_LR in study.lrs}
     main = {key: found for key, found in best.items() if key[0] == BELAY} or best
     caption = (
-        "Ratios of test losses, each arm at its best rate (left) and both at the same rate (right). At the best rates: "
+        "Ratios of test losses: at each arm's best rate (left), at equal rates (right). At the best rates: "
         f"{_ratio_texts(main)}."
     )
     notes = (

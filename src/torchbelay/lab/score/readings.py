@@ -42,10 +42,14 @@ def draw(records: Sequence[Record]) -> list[Plate]:
 
 def readings(records: Iterable[Record]) -> dict[str, StudyResults]:
     """Return the runs of each reading that was run, by what the reading is, in words."""
+    return {reading_text(*reading): study for reading, study in _by_reading(records).items()}
+
+
+def _by_reading(records: Iterable[Record]) -> dict[Reading, StudyResults]:
     found: dict[Reading, list[Record]] = {}
     for r in select(records, "run", study=NAME):
         found.setdefault((r["features"], r["warm_up"], r["eps"]), []).append(r)
-    return {reading_text(*reading): StudyResults(runs, NAME) for reading, runs in sorted(found.items())}
+    return {reading: StudyResults(runs, NAME) for reading, runs in sorted(found.items())}
 
 
 def reading_text(features: int, warm_up: int, eps: float) -> str:
@@ -58,13 +62,42 @@ def reading_text(features: int, warm_up: int, eps: float) -> str:
     return f"{start}, Adam's eps {eps:g}, {features} features"
 
 
+def training_text(works: Sequence[Reading], count: int) -> str:
+    """Return which readings train, of `count`, as a sentence; their number, if more than two phrases were needed.
+
+    >>> training_text([(32, 500, 0.001), (32, 500, 0.01), (64, 500, 0.001), (64, 500, 0.01)], 12)
+    "Training works with 500 steps of warm-up, Adam's eps 0.001 and 0.01, 32 and 64 features."
+    >>> training_text([], 12), training_text([(32, 0, 0.01), (32, 500, 0.001), (64, 500, 0.01)], 12)
+    ('No reading trains.', 'Training works in 3 of 12 readings.')
+    """
+    epsilons: dict[tuple[int, int], list[float]] = {}  # by steps of warm-up and features
+    for features, warm_up, eps in works:
+        epsilons.setdefault((warm_up, features), []).append(eps)
+    sizes: dict[tuple[int, tuple[float, ...]], list[int]] = {}  # features, by steps of warm-up and values of eps
+    for (warm_up, features), values in epsilons.items():
+        sizes.setdefault((warm_up, tuple(values)), []).append(features)
+    if not works:
+        return "No reading trains."
+    if len(sizes) > 2:
+        return f"Training works in {len(works)} of {count} readings."
+    phrases = [
+        f"{_start_text(warm_up)}, Adam's eps {listed([f'{eps:g}' for eps in values])}, {listed([*map(str, features)])} "
+        "features"
+        for (warm_up, values), features in sizes.items()
+    ]
+    return f"Training works with {'; and with '.join(phrases)}."
+
+
+def _start_text(warm_up: int) -> str:
+    return f"{warm_up} steps of warm-up" if warm_up else "a cold start"
+
+
 def _table(records: Sequence[Record]) -> Plate | None:
-    found = readings(records)
+    found = _by_reading(records)
     if not found:
         return None
-    rows = tuple((text, *_cells(study)) for text, study in found.items())
-    trains = [text for text, study in found.items() if _compare(study).reading != "lost"]
-    result = f"Training works with {listed(trains)}." if trains else "No reading trains."
+    rows = tuple((reading_text(*reading), *_cells(study)) for reading, study in found.items())
+    result = training_text([each for each, study in found.items() if _compare(study).reading != "lost"], len(found))
     every = StudyResults(records, NAME)
     caption = f"Test loss of the average at learning rate {PAPER_LR:g}, for each reading of the paper. {result}"
     notes = (

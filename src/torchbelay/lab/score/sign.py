@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchbelay.lab.hypotheses import GPA
 from torchbelay.lab.part import MISSING, Plate, Record, Settings, Table, Tick
 from torchbelay.lab.report import style
 from torchbelay.lab.report.words import listed
@@ -247,6 +248,7 @@ def _table(records: Sequence[Record], study: StudyResults) -> Plate:
         "of comparisons. If the two lose different numbers of seeds: McNemar's exact one-sided p of the difference.",
         f"Works over: the learning rates at which every seed's loss is at most {WORKS:g} times the best median of all; "
         "≥ if the range may extend beyond the rates tried.",
+        GPA,
         describe_networks(study),
         *difference_notes(records, NAME),
         *settings_note(records, NAME),

@@ -14,7 +14,7 @@ from torchbelay.lab.report import style
 from torchbelay.lab.report.words import listed
 
 from .analysis import ARMS, StudyResults, fids, is_lost, select
-from .captions import MODELS
+from .captions import MODELS, sign_note
 from .figures import arm_colour
 from .formats import DATASETS
 
@@ -197,6 +197,7 @@ def samples_plate(records: Sequence[Record], part: str, title: str) -> Plate | N
     notes = (
         "Made with the average w2 at the end of training.",
         *([f"FID, mean over seeds: {values}."] if values else []),
+        *sign_note(arm for arm, _ in order),
         *_lost_note(records),
     )
     return Plate(f"{part}-samples", title, caption, fig, notes)
