@@ -78,20 +78,23 @@ def watch_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[torch.Tensor
     return seen
 
 
-def test_every_timed_step_begins_at_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_turn_begins_at_the_same_weights_and_with_a_step_that_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else an arm whose training goes another way is timed at weights of its own, where passes may be faster."""
     start = list(overhead.build_model(NETWORKS[1], PLAIN, seed=0).model.parameters())
     seen = watch_steps(monkeypatch)
     overhead.measure_times(NETWORKS[1], seed=0, copies=1, rounds=3, tick=lambda n: None)
-    timed = seen[2 * len(ARMS) :]  # after two steps of each arm that are not timed
-    assert len(timed) == 3 * len(ARMS)
-    assert all(torch.equal(w, v) for weights, _ in timed for w, v in zip(weights, start, strict=True))
+    turns = seen[2 * len(ARMS) :]  # after two steps of each arm that allocate what stays
+    assert len(turns) == 3 * len(ARMS) * 2
+    assert all(torch.equal(w, v) for weights, _ in turns[::2] for w, v in zip(weights, start, strict=True))
+    assert not any(torch.equal(w, v) for weights, _ in turns[1::2] for w, v in zip(weights, start, strict=True))
 
 
 def test_arms_take_turns_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch_steps(monkeypatch)
     overhead.measure_times(NETWORKS[1], seed=0, copies=1, rounds=12, tick=lambda n: None)
-    timed = [averages for _, averages in seen[2 * len(ARMS) :]]
+    timed = [averages for _, averages in seen[2 * len(ARMS) :: 2]]
     places = [timed[i : i + len(ARMS)].index(False) for i in range(0, len(timed), len(ARMS))]  # of no averaging
     steps = {(b - a) % len(ARMS) for a, b in pairwise(places)}
     assert {*places} == {*range(len(ARMS))}
@@ -116,6 +119,7 @@ def test_a_ratio_below_one_is_said_to_be_an_error(records: list[Record]) -> None
 def test_the_kept_records_say_that_the_weights_of_the_arms_differed() -> None:
     kept = kept_records.lines("overhead")
     notes = " ".join(overhead.draw(kept)[0].notes)
+    assert "gives back to the system" in notes
     ratio = cost(kept, "convolutional", VELOCITIES)["timing_s"]["to_ema"]["ratio"]
     assert (f"BELAY (velocities) ÷ EMA {ratio:.3f} (convolutional network)" in notes) is (ratio < 1)
     differed = not any(r.get("same_weights") for r in kept)
