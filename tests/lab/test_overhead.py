@@ -101,6 +101,13 @@ def test_arms_take_turns_in_random_order(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(steps) > 2  # turns that go round would have one
 
 
+def test_no_bar_is_cut(records: list[Record]) -> None:
+    made = copy.deepcopy(records)
+    cost(made, NETWORKS[0].name, VELOCITIES)["bytes_during_update"] = 90 * made[0]["weights"]
+    (plate,) = overhead.draw(made)
+    assert plate.figure.axes[1].get_xlim()[1] > 28 + 90  # type: ignore[union-attr]
+
+
 def test_a_ratio_below_one_is_said_to_be_an_error(records: list[Record]) -> None:
     made = copy.deepcopy(records)
     for r in made:

@@ -279,7 +279,8 @@ def _draw_bytes(ax: Axes, records: Sequence[Record]) -> None:
     for part, hue in _PARTS.items():
         ax.barh(0, 0, color=hue, label=part)
     ax.barh(0, 0, label="during the update", **_DURING)
-    ax.set(xlabel="bytes per weight", xlim=(0, 45), yticks=range(len(ARMS)), yticklabels=[""] * len(ARMS))
+    ax.set(xlabel="bytes per weight", yticks=range(len(ARMS)), yticklabels=[""] * len(ARMS))
+    ax.set_xlim(0, 1.3 * ax.dataLim.x1)  # with room for the numbers beside the bars
     ax.set_title("memory, float32, without activations")
 
 
@@ -342,7 +343,8 @@ def draw(records: Sequence[Record]) -> list[Plate]:
         f"BELAY ({mlp['method']}) runs through Belay; EMA (decay {DECAY}) runs through torchbelay and through torch's "
         "AveragedModel.",
         "BELAY's copy of the weights is new memory at every step, which glibc gives back to the system and asks for "
-        "again. With MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ of 1000000000 it stays, and BELAY costs less.",
+        "again. How long that takes depends on what else is in memory, and differs between runs. With "
+        "MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ of 1000000000 it stays, and BELAY costs less.",
         f"With velocities: {cost(records, NETWORKS[0].name, VELOCITIES)['method']}, which is critically damped. Every "
         "experiment of the paper is without velocities.",
         "Right: bytes per weight of the MLP, counted. BELAY needs the second copy because its average follows the "
