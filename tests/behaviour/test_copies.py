@@ -201,7 +201,9 @@ def test_a_bare_function_trains_and_resumes_with_a_warning() -> None:
     other, its, resumed, _ = attached(methods.ema(lambda step: 1 - 1 / step), "foreach")
     other.load_state_dict(model.state_dict())
     its.load_state_dict(optimizer.state_dict())
-    with pytest.warns(tb.BelayWarning, match=r"all of the method of 'average' \(ema\.decay=<function .*at 13 steps"):
+    with pytest.warns(
+        tb.BelayWarning, match=r"all of the method of 'average' \(ema\.decay=<function .*couplings of 13 steps"
+    ):
         resumed.load_state_dict(belay.state_dict())
     for each, stepping in ((model, optimizer), (other, its)):
         train(each, stepping, 3, first=4)

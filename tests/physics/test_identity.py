@@ -2,6 +2,7 @@
 
 import functools
 import math
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
@@ -12,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchbelay as tb
-from torchbelay.physics.identity import SAMPLED, describe, describe_or_sample, difference, same, why_untold
+from torchbelay.physics.coupling import Inertia
+from torchbelay.physics.identity import (
+    SAMPLED,
+    describe,
+    describe_or_sample,
+    difference,
+    same,
+    sampled_steps,
+    why_untold,
+)
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -234,7 +244,7 @@ def test_asking_for_couplings_changes_nothing_and_says_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         method.remember((4.0, 0.1))
-        assert describe_or_sample(method).count("at_") == len(SAMPLED)
+        assert describe_or_sample(method).count("at_") == len(SAMPLED) + 2  # it varies with the learning rate
     assert method.memory == (4.0, 0.1)
 
 
@@ -386,3 +396,68 @@ def test_a_message_has_the_first_coupling_that_differs() -> None:
 @pytest.mark.parametrize("damaged", ["ema(decay=", "<Mine at noon>", "ema(0.9)", "", "\0", 7, None])
 def test_a_message_has_a_damaged_method_as_it_is(damaged: Any) -> None:
     assert difference(damaged, "ema(decay=0.9)") == (damaged, "ema(decay=0.9)")
+
+
+class Asked:
+    """A method with a function in it, that keeps what it was asked."""
+
+    varies = "step"
+
+    def __init__(self, rate: Callable[[int], float]) -> None:
+        self.rate = rate
+        self._log: list[int] = []
+        self._dice = random.Random(0)
+
+    def coupling(self, step: int, lr: float) -> tb.Coupling:
+        self._log.append(step)
+        return tb.Coupling(0.0, self.rate(step) * (1 + 0 * self._dice.random()), 1.0, 0.0)
+
+
+def test_a_method_that_is_asked_out_of_turn_does_not_notice() -> None:
+    method = Asked(lambda step: 0.1)
+    state = method._dice.getstate()
+    assert "at_1000000=(0.0, 0.1, 1.0, 0.0)" in describe_or_sample(method)
+    assert method._log == []
+    assert method._dice.getstate() == state
+
+
+def test_only_steps_with_a_coupling_are_counted() -> None:
+    table = [0.1] * 9
+    assert sampled_steps(Asked(lambda step: table[step - 1])) == [1, 3]
+    assert "at_10=IndexError" in describe_or_sample(Asked(lambda step: table[step - 1]))
+
+    class Single(Asked):
+        def __copy__(self) -> "Single":
+            raise RuntimeError("there is one of me")
+
+    assert sampled_steps(Single(lambda step: 0.1)) == []
+    assert "at_" not in describe_or_sample(Single(lambda step: 0.1))
+
+
+def test_a_method_that_depends_on_the_learning_rate_is_asked_at_several() -> None:
+    class Paced(Asked):
+        varies = "lr"
+
+        def coupling(self, step: int, lr: float) -> tb.Coupling:
+            return tb.Coupling(0.0, self.rate(lr), 1.0, 0.0)  # type: ignore[arg-type]
+
+    one, other = (describe_or_sample(Paced(rate)) for rate in (lambda lr: 0.1 * lr, lambda lr: 1e-4))  # equal at 1e-3
+    assert one != other
+
+
+def test_inertias_count() -> None:
+    class Heavy(Asked):
+        inertia2 = Inertia(1.0, 0.9, 0.1, 0.1)
+
+    first = describe_or_sample(Heavy(lambda step: 0.1))
+    Heavy.inertia2 = Inertia(1.0, 0.1, 0.1, 0.1)
+    assert describe_or_sample(Heavy(lambda step: 0.1)) != first
+
+
+def test_the_first_difference_of_a_class_in_a_function_is_shown_alone() -> None:
+    class Local(Asked):
+        pass
+
+    one, other = (describe_or_sample(Local(rate)) for rate in (lambda step: 0.1, lambda step: 0.2))
+    was, now = difference(one, other)
+    assert was.count("at_") == now.count("at_") == 1

@@ -223,3 +223,19 @@ def test_the_grid_and_the_library_agree() -> None:
         assert float(losses(case, -0.3, 0.01, lr)) == pytest.approx(expected, rel=1e-6)
         assert math.isfinite(best_of_grid(case, (0.0,)))
         assert np.isinf(losses(case, 0.0, 0.01, 3 * case.limit))
+
+
+def test_what_is_said_of_schedule_free_above_its_limit_is_true() -> None:
+    """Above 2/h the loss grows at first, and falls in the end: it does not diverge."""
+    advice = tb.recommend(10**6, curvatures=[1.0, 0.1], noise=1e-3)
+    assert isinstance(advice.best.method, tb.methods.schedule_free)
+    assert "Above 2 its first steps let the loss grow." in advice.explain()
+    assert "diverges" not in advice.explain()
+    assert "diverges" in tb.recommend(500, curvatures=[1.0, 0.1], beta1=0.9).explain()
+
+
+def test_an_ema_near_a_rate_at_which_it_diverges_is_tuned_below_it() -> None:
+    advice = tb.recommend(500, curvatures=[1.0, 0.1], near=3.3)
+    ema = advice.alternatives["EMA"]
+    assert math.isfinite(ema.loss.total)
+    assert 3.3 / 2 <= ema.lr < ema.limit

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchbelay.physics.identity import describe_or_sample, difference, same, sampled, why_untold
+from torchbelay.physics.identity import describe_or_sample, difference, same, sampled_steps, why_untold
 from torchbelay.physics.method import Method, Remembers
 from torchbelay.physics.warnings import warn
 
@@ -195,11 +195,12 @@ def _note_of_untold(name: str, method: Method) -> str | None:
     part = why_untold(method)
     if part is None:
         return None
-    steps = sampled(method)
-    known = f"couplings at {len(steps)} steps from 1 to {steps[-1]}" if steps else "no couplings (it has no `varies`)"
+    steps = sampled_steps(method)
+    known = f"couplings of {len(steps)} steps up to {steps[-1]}" if len(steps) > 1 else "one coupling"
+    known = known if steps else "no coupling"
     return (
         f"a checkpoint cannot hold all of the method of {name!r} ({part}): it has {known}. That the method is the same "
-        "at other steps is not checked. A schedule of torchbelay.schedules, or a small dataclass with __call__, is "
+        "in everything else is not checked. A schedule of torchbelay.schedules, or a small dataclass with __call__, is "
         "compared as a whole"
     )
 

@@ -1,7 +1,7 @@
 """What an average costs: time of a training step and bytes per weight, with no average, EMA, BELAY, and velocities.
 
 Times are processor time on one thread, so other programs on the machine hardly matter. Steps of all arms take turns in
-random order, so a slow moment hits all alike and no arm always follows the same one. Every step begins at the same
+random order, so a slow moment hits all alike and no arm always follows the same one. Every turn begins at the same
 weights, because a pass through a network takes another time at other weights: ReLU and max pooling are faster if most
 units are off. Every arm has several copies, because a model's place in memory matters as much as a small overhead. Only
 ratios are compared. Bytes are counted tensor by tensor; those that live only during a step are found by watching every
@@ -79,7 +79,7 @@ class TimedModel:
     classes: Tensor
     update: Callable[[], object]
     averages: Callable[[], Iterable[Tensor]]
-    start: tuple[Tensor, ...]  # the weights at which every timed step begins
+    start: tuple[Tensor, ...]  # the weights at which every turn begins
 
     def restore(self) -> None:
         """Set the weights back to those of the start."""

@@ -35,7 +35,7 @@ class PartsProgress:
     def advance(self, name: str, units: int) -> None:
         """Count some units of a part."""
         self._bars.advance(self._tasks[name], units)
-        total, before = self._plans[name][0], self._done[name]
+        total, before = max(1, self._plans[name][0]), self._done[name]
         self._done[name] = after = min(total, before + units)
         if 4 * after // total > 4 * before // total:
             self._say(f"{name}: {after / total:.0%} after {duration(time.monotonic() - self._begin)}")

@@ -23,8 +23,9 @@ from .spring import Spring
 # the texts are names in distributed checkpoints.
 SAMPLED = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 _LR = 1e-3  # at which they are taken
+_OTHER_LRS = (1e-5, 0.1)  # at which that of the first step is taken too, if it depends on the learning rate
 _DIGITS = 12  # that they keep, behind the point too: libraries of mathematics differ in the last ones
-_SAMPLE = re.compile(r"at_\d+")
+_SAMPLE = re.compile(r"at_\d+(_lr_\d+)?")
 
 # Fields with defaults that format 1 of checkpoints wrote out. They are written at any value, so that the names in
 # distributed checkpoints of that format are still found. A field that is added later stays out at its default.
@@ -72,8 +73,8 @@ def describe(method: object) -> str:
 def describe_or_sample(method: Method) -> str:
     """Return a method as a text, whatever it is; of one that no text can tell, what is known of it.
 
-    That is its fields, in which a function is only a function, and the couplings of the steps `sampled(method)`. Two
-    methods with the same text may still differ at other steps.
+    That is its fields, in which a function is only a function, its inertias, and `sample(method)`. Two methods with the
+    same text may still differ at other steps.
 
     >>> from dataclasses import dataclass
     >>> from types import SimpleNamespace
@@ -89,7 +90,10 @@ def describe_or_sample(method: Method) -> str:
     with suppress(_UntoldError, RecursionError):
         return _text(method)
     parts = [f"{name}={_text_or_kind(getattr(method, name), whole=whole)}" for name, whole in _attributes(method)]
-    parts += [f"at_{step}={_sample(method, step)}" for step in sampled(method)]
+    told = {part.split("=")[0] for part in parts}
+    inertias = {name: getattr(method, name, None) for name in ("inertia1", "inertia2") if name not in told}
+    parts += [f"{name}={_text_or_kind(value, whole=False)}" for name, value in inertias.items() if value is not None]
+    parts += [f"{name}={text}" for name, text in sample(method).items()]
     return f"{_name(type(method))}({', '.join(parts)})"
 
 
@@ -114,13 +118,45 @@ def _reason(problem: Exception) -> str:
     return "it contains itself" if isinstance(problem, RecursionError) else str(problem)
 
 
-def sampled(method: Method) -> tuple[int, ...]:
-    """Return the steps at which the coupling of a method may be asked for, out of turn, and tells something.
+def sample(method: Method) -> dict[str, str]:
+    """Return couplings of a method as texts, by names such as at_10 for step 10; nothing if it cannot be asked.
 
-    A method that does not say when its coupling varies may count how often it is asked.
+    A step without a coupling, as beyond the end of a table, has the name of the error. A method that does not say when
+    its coupling varies may count how often it is asked, and is not asked out of turn.
     """
-    steps = {"never": SAMPLED[:1], "step": SAMPLED, "lr": SAMPLED}
-    return steps.get(getattr(method, "varies", "unsaid"), ())
+    varies = getattr(method, "varies", None)
+    asked = [(f"at_{step}", step, _LR) for step in (SAMPLED[:1] if varies == "never" else SAMPLED)]
+    if varies == "lr":
+        asked += [(f"at_1_lr_{i}", 1, lr) for i, lr in enumerate(_OTHER_LRS)]
+    if varies not in ("never", "step", "lr"):
+        return {}
+    trials = [(name, _trial(method), step, lr) for name, step, lr in asked]  # each knows nothing of the others
+    return {name: _coupling_text(trial, step, lr) for name, trial, step, lr in trials if trial is not None}
+
+
+def sampled_steps(method: Method) -> list[int]:
+    """Return the steps at which `sample` found a coupling."""
+    found = {name: text for name, text in sample(method).items() if text.startswith("(")}
+    return [step for step in SAMPLED if f"at_{step}" in found]
+
+
+def _trial(method: Method) -> Method | None:
+    """Return a copy that may be asked out of turn; None if the method cannot be copied.
+
+    Its lists, generators and the like are copied as well: nothing of what it is asked may be remembered.
+    """
+    try:
+        if isinstance(method, Remembers):
+            return method.fresh()
+        made = copy.copy(method)
+        if made is method:
+            return None
+        for name, value in [*getattr(made, "__dict__", {}).items()]:
+            if not hasattr(value, "__array__"):  # arrays and tensors may be large, and are seldom changed
+                object.__setattr__(made, name, copy.copy(value))
+        return made
+    except Exception:
+        return None
 
 
 def same(saved: str, here: str) -> bool:
@@ -158,8 +194,16 @@ def difference(saved: Any, here: str) -> tuple[Any, str]:
 def _named_arguments(text: Any) -> tuple[str, dict[str, str]] | None:
     """Return the name of a call and its arguments, all of them named; None if the text is not such a call."""
     try:
+        text = text.replace("<locals>.", "")  # in the names of classes that a function defines
         call = ast.parse(text, mode="eval").body
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):  # a repr that is not Python, or damaged
+    except (
+        SyntaxError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # a repr that is not Python, or damaged
         return None
     if not isinstance(call, ast.Call) or call.args:
         return None
@@ -247,13 +291,12 @@ def _text_or_kind(value: Any, *, whole: bool) -> str:
         return type(value).__qualname__
 
 
-def _sample(method: Method, step: int) -> str:
-    """Return the coupling of a step as a text; the name of the error if there is none, as beyond the end of a table."""
+def _coupling_text(method: Method, step: int, lr: float) -> str:
+    """Return the coupling of a step as a text; the name of the error if there is none."""
     try:
-        asked = method.fresh() if isinstance(method, Remembers) else copy.copy(method)  # this must not be remembered
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # nothing is done with this coupling, and a filter must not change the text
-            found = asked.coupling(step, _LR)
+            found = method.coupling(step, lr)
             return _text(tuple(round(float(f"{x:.{_DIGITS}g}"), _DIGITS) for x in (found.a, found.b, found.p, found.q)))
     except Exception as problem:
         return type(problem).__qualname__

@@ -39,7 +39,7 @@ class Setting:
     lr: float
     loss: Split
     lrs: tuple[float, float]  # the learning rates whose loss is at most 10% above this one's, all else equal
-    limit: float  # the largest stable learning rate
+    limit: float  # the largest stable learning rate; for schedule-free, that of its first step
 
     @property
     def width(self) -> float:
@@ -200,7 +200,8 @@ def _search(problem: Quadratic, steps: int, beta: float, known: float) -> dict[f
             c /= 2
         if theta < CLEAR * theta_floor(beta, c):
             continue
-        lr = known or 0.2 * stable_range(centred(theta, c).coupling(1, 0.1), beta) / problem.largest
+        limit = stable_range(centred(theta, c).coupling(1, 0.1), beta) / problem.largest
+        lr = min(known, max(known / NEAR, 0.8 * limit / AROUND)) if known else 0.2 * limit
         rate, eta = _descend(lambda c, lr, theta=theta: loss(theta, c, lr), (c, lr))
         found[theta] = (loss(theta, rate, eta), rate, eta)
     theta = min(found, key=lambda each: found[each])

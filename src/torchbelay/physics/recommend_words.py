@@ -14,9 +14,9 @@ def explain(advice: "Advice") -> str:
     parts = [_what(advice), _why(advice), _range(advice), _comparison(advice)]
     parts += [f"Warning: {warning}" for warning in advice.warnings]
     parts.append(
-        "All of this is exact for a quadratic with noisy gradients, the loss of schedule-free to about 3%. A network "
-        "decides: its curvature drifts, which favours shorter averages. Try two and four times the averaging rate as "
-        "well, and an EMA beside it."
+        "All of this is exact for a quadratic with noisy gradients, that of schedule-free to about 3% if most of its "
+        "loss is noise. A network decides: its curvature drifts, which favours shorter averages. Try two and four "
+        "times the averaging rate as well, and an EMA beside it."
     )
     return "\n\n".join(parts)
 
@@ -92,9 +92,11 @@ def _range(advice: "Advice") -> str:
     wide = f"a factor of {advice.best.width:.2g}"
     if advice.best.method != ema.method:
         wide += f" (EMA: {ema.width:.2g})"
+    free = not isinstance(advice.best.method, centred)
+    above = "its first steps let the loss grow" if free else "it diverges on the quadratic"
     return (
         f"Learning rates from {low:.3g} to {high:.3g}, {wide}, leave at most 10% more loss. Above "
-        f"{advice.best.limit:.3g} it diverges on the quadratic."
+        f"{advice.best.limit:.3g} {above}."
     )
 
 

@@ -61,7 +61,7 @@ def test_each_outcome(on_ring: list[Record], of_one_run: list[Record], answer: A
 def test_the_summary_has_both_ways_and_belay_beside_them() -> None:
     found = judge_decay({"ring": ring(1.4, 1.3, best=0.5), "posthoc": lengths(1.2)})
     assert "changes EMA's loss by a factor of 1.4 and 0.7 and BELAY's by 1.3 and 0.65." in found.summary
-    assert found.summary.endswith("Averages of one run differ by up to 1.2.")
+    assert found.summary.endswith("In one run, nearby half-lives are worse by up to 1.2.")
     same = judge_decay({"ring": ring(1.4, 1.3), "posthoc": lengths(1.2) + [r | {"lr": 0.1} for r in lengths(1.5)]})
     assert "by a factor of 1.4 and BELAY's by 1.3. " in same.summary  # what is the same in both ways is said once
     assert same.summary.endswith("by up to 1.5.")

@@ -206,6 +206,9 @@ def test_complete_seeds_of_earlier_records_are_not_run_again(
     origin, *found = run.run("figure4", Settings(), lambda n: None, resources())
     assert found == records[1:]
     assert origin["complete"]
+    for changed in ({"steps": 5}, {"batch": 3}, {"lr": 0.1}, {"method": "swa()"}, {"samples": 5}):
+        others = [line | {key: changed[key] for key in changed.keys() & line.keys()} for line in records]
+        assert run.adopt("figure4", Settings(), others, resources()) == []
     other = [line | {"torch": "1.0"} if "torch" in line else line for line in records]
     run.adopt("figure4", Settings(), other, resources())  # under a name that nothing here looks for
     assert len(list(tmp_path.rglob("figure4-????????????????.jsonl"))) == 4
@@ -261,14 +264,14 @@ def test_the_figures_are_drawn_from_records_that_have_been_on_disk() -> None:
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_part_that_was_stopped_says_how_many_seeds_it_has(complete: bool) -> None:
     plates = figure4.draw([score_records.origin() | {"complete": complete}, *made_up()])
-    said = "The part is not complete: of 3 seeds 3 have losses and 3 FIDs." in plates[0].notes
+    said = "The part is not complete: losses of 3 of 3 seeds, FIDs of 3." in plates[0].notes
     assert said is not complete
 
 
 def test_a_seed_without_fids_has_losses_all_the_same() -> None:
     some = [line for line in made_up() if line.get("seed") == 0 or "fid" not in line["kind"]]
     plates = {plate.name: plate for plate in figure4.draw([score_records.origin() | {"complete": False}, *some])}
-    assert "The part is not complete: of 3 seeds 3 have losses and 1 FIDs." in plates["figure4-iterations"].notes
+    assert "The part is not complete: losses of 3 of 3 seeds, FIDs of 1." in plates["figure4-iterations"].notes
     losses, fids = plates["figure4-effects"].figure.rows  # type: ignore[union-attr]
     assert (losses[0], losses[1]) == ("runs, test loss", "3")
     assert (fids[0], fids[1]) == ("runs, FID", "1")

@@ -11,8 +11,8 @@ from torchbelay.lab.arms import BELAY, EMA, MATCHED
 from torchbelay.lab.part import Record
 from torchbelay.lab.report.words import listed, sentence
 from torchbelay.lab.score.analysis import FAILED, FID_MARGIN, PAPER_LR, StudyResults, compare_fids
-from torchbelay.lab.score.comparison import Comparison, compare, format_ratio
-from torchbelay.lab.score.effects import FID, LOSS, WAYS, Effect, effects, mean_fid
+from torchbelay.lab.score.comparison import Comparison, compare
+from torchbelay.lab.score.effects import FID, LOSS, WAYS, Effect, effects, mean_fid, span
 from torchbelay.lab.score.readings import readings
 from torchbelay.lab.statistics import CONFIDENCE, MARGIN
 
@@ -108,16 +108,10 @@ def describe_effects(found: Sequence[Effect]) -> str:
     clauses: list[str] = []
     for quantity in QUANTITIES:
         ratios = [each for effect in found if effect.quantity == quantity for way in effect.ways for each in way]
-        if text := _span(ratios):
+        if any(each.point is not None for each in ratios):
+            text = span(ratios)
             clauses.append(f"its {quantity} {text}" if clauses else f"BELAY's {quantity} is {text} times {rival}'s")
     return ", ".join(clauses)
-
-
-def _span(found: Sequence[Comparison]) -> str:
-    """Return the least and the largest ratio, each marked if it is undecided; empty if there is none."""
-    known = sorted((point, each.reading == "open") for each in found if (point := each.point) is not None)
-    ends = [f"{format_ratio(point)}{' (undecided)' if undecided else ''}" for point, undecided in known]
-    return " to ".join(dict.fromkeys((ends[0], ends[-1]))) if ends else ""
 
 
 def list_effects(found: Sequence[Effect]) -> Numbers:

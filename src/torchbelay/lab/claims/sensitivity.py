@@ -42,7 +42,8 @@ def judge_decay(records: Records) -> Finding:
     others = [_factor(each) for each in sorted(lengths.values(), key=lambda each: each.point or 0.0)]
     summary = (
         f"On the ring, a memory {FACTOR} times as long changes EMA's loss by a factor of {shown or MISSING} and "
-        f"BELAY's by {belay or MISSING}. Averages of one run differ by up to {others[-1] if others else MISSING}."
+        f"BELAY's by {belay or MISSING}. In one run, nearby half-lives are worse by up to "
+        f"{others[-1] if others else MISSING}."
     )
     numbers = tuple((f"{name}: the longer memory ÷ the shorter", each.size) for name, each in found.items())
     numbers += tuple((f"{name}: the worst half-life ÷ the best", each.size) for name, each in lengths.items())

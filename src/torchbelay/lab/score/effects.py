@@ -72,20 +72,20 @@ def _list_rates(found: Mapping[float, Comparison], rival: str) -> str:
 
 
 def _shorten(found: Mapping[float, Comparison], rival: str) -> str:
-    return _list_rates(found, rival) if len(found) <= 2 else f"{_span([*found.values()])} at {len(found)} rates"
+    return _list_rates(found, rival) if len(found) <= 2 else f"{span([*found.values()])} at {len(found)} rates"
 
 
 def spans(found: Sequence[Effect]) -> list[str]:
     """Return the ratios of some effects in each of the three ways: the least and the largest, if there are several."""
     return [
-        _span([each for some in way for each in some]) for way in zip(*(effect.ways for effect in found), strict=True)
+        span([each for some in way for each in some]) for way in zip(*(effect.ways for effect in found), strict=True)
     ]
 
 
-def _span(found: Sequence[Comparison]) -> str:
+def span(found: Sequence[Comparison]) -> str:
     """Return the least and the largest ratio, each marked if it is undecided; "not run" if there is none.
 
-    >>> _span([compare({0: 1.1, 1: 1.1}, {0: 1.0, 1: 1.0}), compare({0: 1.3, 1: 1.4}, {0: 1.0, 1: 1.2})])
+    >>> span([compare({0: 1.1, 1: 1.1}, {0: 1.0, 1: 1.0}), compare({0: 1.3, 1: 1.4}, {0: 1.0, 1: 1.2})])
     '1.1 to 1.23 (undecided)'
     """
     known = sorted((each for each in found if each.point is not None), key=lambda each: each.point or 0.0)

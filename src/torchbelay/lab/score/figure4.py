@@ -92,7 +92,7 @@ def _unfinished(records: Sequence[Record], study: StudyResults) -> tuple[str, ..
         return ()
     planned = len(list(studies.figure4()))
     sampled = {line["seed"] for line in select(records, "fid", study=NAME)}
-    return (f"The part is not complete: of {planned} seeds {len(study.seeds)} have losses and {len(sampled)} FIDs.",)
+    return (f"The part is not complete: losses of {len(study.seeds)} of {planned} seeds, FIDs of {len(sampled)}.",)
 
 
 def _draw_fids(ax: Any, records: Sequence[Record], arm: str, lr: float) -> None:

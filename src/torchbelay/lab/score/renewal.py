@@ -28,7 +28,7 @@ def present_differences(protocol: Record) -> list[str]:
 
 def renew(path: Path) -> None:
     """Renew the sentences in a file of records; lines of other kinds stay as they are, byte by byte."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # splitlines() would split texts, too
     on_disk.write_text(path, "\n".join(map(_renew_line, lines)) + "\n")
 
 

@@ -18,6 +18,7 @@ from torchbelay.lab.arms import BELAY, EQUAL, MATCHED
 from torchbelay.lab.deadline import Deadline, OutOfTimeError
 from torchbelay.lab.part import LabError, Record, Settings, Tick
 from torchbelay.lab.versions import versions
+from torchbelay.physics.identity import describe
 
 from . import fid, studies
 from .analysis import HEAVIER, StudyResults
@@ -130,24 +131,41 @@ def read_committed(name: str, why: str) -> list[Record]:
 def adopt(name: str, settings: Settings, records: Sequence[Record], resources: Resources | None = None) -> list[int]:
     """Put the complete seeds of earlier records into the cache, so that they are not run again; return these seeds.
 
-    For a study whose cache is gone, as that of a machine that was lent. The caller answers for it that the code of the
-    runs is what it was. Versions and device are compared: those of the records are part of the key.
+    For a study whose cache is gone. A seed counts if its runs and FIDs are those of the plan. The caller answers for it
+    that the code of the runs is what it was. Versions and device are compared: they are part of the key.
     """
     resources, found = resources or Resources(), []
     for each in _Planner(name, settings, resources).all_groups(1.0):
         own = [line for line in records if line.get("study") == each.study]
         lines = [line for line in own if line.get("seed") == each.seed]
         runs, fids = ([line for line in lines if key in line] for key in ("curve", "fid"))
-        sampled = pieces(each) if each.fid_points else each.fids
-        if len(runs) != len(each.lanes) or len(fids) != len(sampled):
+        if not _is_planned(each, runs, fids):
             continue
         made = {key: runs[0][key] for key in versions(torch.device("cpu"))}
-        identity = fids[0]["network"] if fids else None
-        shared = [line for line in own if line["kind"] == "protocol"][:1]  # every group has one, all the same
-        took = sum(line["wall_s"] for line in (*runs, *fids))
-        _cached(each, resources.mode, made, identity).write([*shared, *lines], took)
+        cached = _cached(each, resources.mode, made, fids[0]["network"] if fids else None)
+        if cached.read() is None:
+            shared = [line for line in own if line["kind"] == "protocol"][:1]  # every group has one, all the same
+            cached.write([*shared, *lines], sum(line["wall_s"] for line in (*runs, *fids)))
         found.append(each.seed)
     return found
+
+
+def _is_planned(group: Group, runs: Sequence[Record], fids: Sequence[Record]) -> bool:
+    """Whether these are all runs and FIDs of a group, with the settings that it has now."""
+    fields = "arm", "lr", "method", "eps", "warm_up", "beta1", "steps", "batch", "dataset", "model", "features"
+    shared = group.steps, group.batch, group.dataset, group.objective.MODEL, group.objective.describe().get("features")
+    wanted = [
+        (lane.arm.name, lane.lr, describe(lane.arm.method), lane.eps, lane.warm_up, lane.beta1, *shared)
+        for lane in group.lanes
+    ]
+    at = pieces(group) if group.fid_points else [(index, None, "w2") for index in group.fids]
+    sampled = [(group.lanes[index].arm.name, step, weights, group.samples) for index, step, weights in at]
+    return (
+        sorted(map(repr, wanted)) == sorted(repr(tuple(run.get(field) for field in fields)) for run in runs)
+        and bool(runs)
+        and sorted(map(repr, sampled))
+        == sorted(repr((line["arm"], line.get("step"), line["weights"], line["samples"])) for line in fids)
+    )
 
 
 def _cached(group: Group, mode: StepMode, made: Record, identity: str | None) -> CachedRecords:
