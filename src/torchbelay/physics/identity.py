@@ -193,17 +193,12 @@ def difference(saved: Any, here: str) -> tuple[Any, str]:
 
 def _named_arguments(text: Any) -> tuple[str, dict[str, str]] | None:
     """Return the name of a call and its arguments, all of them named; None if the text is not such a call."""
+    if not isinstance(text, str):  # damaged
+        return None
+    text = text.replace("<locals>.", "")  # in the names of classes that a function defines
     try:
-        text = text.replace("<locals>.", "")  # in the names of classes that a function defines
         call = ast.parse(text, mode="eval").body
-    except (
-        SyntaxError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # a repr that is not Python, or damaged
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a repr that is not Python, or damaged
         return None
     if not isinstance(call, ast.Call) or call.args:
         return None
