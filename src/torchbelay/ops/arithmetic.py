@@ -23,6 +23,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from .step import Swing, Tensors
 
 SCRATCH = 1 << 24  # elements that may be in a scratch buffer at a time (64 MiB of float32)
+CACHED = 1 << 18  # the same on a CPU, per thread: 1 MiB of float32 stays in the cache, and is not new memory every time
 
 _NARROW, _ORDINARY = {torch.bfloat16, torch.float16}, {Tensor, torch.nn.Parameter}
 _dtype = attrgetter("dtype")
@@ -47,9 +48,9 @@ def lerp_(w: Tensors, end: Tensors, weight: float, keep: Tensor | None = None) -
         wide, ends = _widened(some, ends)
         if keep is None:
             torch._foreach_lerp_(wide, ends, weight)
-            _write_back(some, wide)
+            write_(some, wide)
         else:
-            _write_back(some, torch._foreach_lerp(wide, ends, weight), keep)
+            write_(some, torch._foreach_lerp(wide, ends, weight), keep)
 
 
 def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: Tensor | None = None) -> None:
@@ -67,7 +68,7 @@ def pull_together_(w1: Tensors, w2: Tensors, pull: float, follow: float, keep: T
     elif isclose(pull + follow, 1, rel_tol=1e-15):  # they meet: a sync leaves not a bit between them
         lerp_(w2, w1, follow, keep)
         for some1, some2 in pieces(w1, w2):
-            _write_back(some1, some2, keep)
+            write_(some1, some2, keep)
     else:
         for some1, some2 in pieces(w1, w2):
             wide1, wide2 = _widened(some1, some2)
@@ -122,7 +123,7 @@ def couple_(
             if change is not None:
                 _move_(x, y, change, 1.0, keep)
         if meets:  # a sync leaves not a bit between them
-            _write_back(xs[0], xs[1], keep)
+            write_(xs[0], xs[1], keep)
         del update, away, terms, changes, change  # before the next piece needs as much again
 
 
@@ -167,11 +168,6 @@ def add_(w: Tensors, change: Tensors, *, keep: Tensor | None = None) -> None:
     [tensor([1.5000], dtype=torch.bfloat16)]
     """
     _move_(w, [t.to(c.dtype) for t, c in zip(w, change, strict=True)], change, 1.0, keep)
-
-
-def write_(to: Tensors, source: Tensors, keep: Tensor | None = None) -> None:
-    """Overwrite `to` with `source`, rounding to its dtype, if the step took place."""
-    _write_back(to, source, keep)
 
 
 def widest(*tensors: Tensor) -> torch.dtype:
@@ -265,9 +261,9 @@ def _move_(own: Tensors, wide: Tensors, change: Tensors, factor: float, keep: Te
     """Add factor·change to `wide`, which is `own` or a scratch copy of it, and round into `own`."""
     if keep is None:
         torch._foreach_add_(wide, change, alpha=factor)
-        _write_back(own, wide)
+        write_(own, wide)
     else:
-        _write_back(own, torch._foreach_add(wide, change, alpha=factor), keep)
+        write_(own, torch._foreach_add(wide, change, alpha=factor), keep)
 
 
 def _widened(*lists: Tensors) -> list[list[Tensor]]:
@@ -291,8 +287,8 @@ def _converted(tensors: Tensors, dtype: torch.dtype) -> list[Tensor]:
     return list(_unflatten_dense_tensors(flat, tensors))  # type: ignore[no-untyped-call]
 
 
-def _write_back(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
-    """Round what was computed in a scratch copy into its own tensor; not where `keep` is 0."""
+def write_(own: Tensors, new: Tensors, keep: Tensor | None = None) -> None:
+    """Overwrite tensors with what was computed elsewhere, rounded to their dtypes; not where `keep` is 0."""
     pairs = [(o, n) for o, n in zip(own, new, strict=True) if o is not n]
     if keep is not None:
         _replace_([o for o, _ in pairs], [n.to(o.dtype) for o, n in pairs], keep)
@@ -327,11 +323,14 @@ def bits(t: Tensor) -> Tensor:
 
 
 def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list[Any]]]:
-    """Cut aligned lists into aligned runs of views of at most `most` elements each; None: of SCRATCH elements.
+    """Cut aligned lists into aligned runs of views of at most `most` elements each; None: of a scratch buffer's.
 
     The first list has tensors. The others may have anything that can be cut by `split(size, dim)` as tensors can.
     """
-    most = max(1, SCRATCH if most is None else most)
+    if most is None:
+        on_cpu = bool(lists[0]) and lists[0][0].device.type == "cpu"
+        most = min(SCRATCH, CACHED * torch.get_num_threads()) if on_cpu else SCRATCH
+    most = max(1, most)
     if lists[0] and len(set(map(len, lists))) == 1 and sum(map(Tensor.numel, lists[0])) <= most:  # the usual case
         yield list(map(list, lists))
         return

@@ -63,6 +63,9 @@ class Backend(Protocol):
     def wait(self) -> None:
         """Return when every average is what the last step made of it."""
 
+    def release(self) -> None:
+        """Give up memory that is kept for the next step only."""
+
 
 def check(impl: str) -> None:
     """Refuse an unknown name, and "triton" if the package is not installed."""

@@ -49,8 +49,12 @@ class ListBackend:
         for group, motion, _ in moves:
             assert motion is not None
             needed = self.copies_always or motion.needs_copy
-            prepared.append((group, motion, [w.clone() for w in group.w1] if needed else None))
+            prepared.append((group, motion, self.copy(group) if needed else None))
         return PreparedLists(self, prepared, count)
+
+    def copy(self, group: TensorGroup) -> list[Tensor]:
+        """Copy w1 of a group."""
+        return [w.clone() for w in group.w1]
 
     def fuse(self, rule: str, parameters: list[Tensor], states: list[Any], moves: Sequence[Move]) -> None:
         """None: there is no pass that an optimizer could take them along in."""
@@ -65,6 +69,9 @@ class ListBackend:
 
     def wait(self) -> None:
         """Return at once: torch's own stream keeps the order."""
+
+    def release(self) -> None:
+        """Do nothing: a step keeps no memory for the next one."""
 
     def move(self, group: TensorGroup, motion: Motion, copy: Tensors | None, keep: Tensor | None) -> None:
         """Move w1 and w2 of a group; `copy` holds w1 from before the step if the motion needs it."""

@@ -68,7 +68,10 @@ def split(x: Tensor, random: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 def copy_(to: Tensors, high: Tensors, low: Tensors) -> None:
     """Overwrite `to` with the numbers of planes, on any device, rounded to its dtype; with a bounded scratch buffer."""
-    for targets, some, rest in arithmetic.pieces(to, high, low, most=arithmetic.SCRATCH // 2):
+    most = arithmetic.SCRATCH // 2
+    if to and to[0].device.type == "cpu":
+        most = min(most, CACHED)
+    for targets, some, rest in arithmetic.pieces(to, high, low, most=most):
         arithmetic.copy_(targets, list(map(joined, some, rest)))
 
 

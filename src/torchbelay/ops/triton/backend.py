@@ -59,6 +59,9 @@ class Triton:
     def wait(self) -> None:
         """Return at once: torch's own stream keeps the order."""
 
+    def release(self) -> None:
+        """Do nothing: the allocator of the GPU keeps memory."""
+
     def _runs_on(self, t: Tensor) -> bool:
         return t.is_cuda or (self._strict and is_interpreted())
 
