@@ -21,6 +21,10 @@ settings.load_profile("same")
 torch.set_num_threads(1)  # tensors are tiny here: threads of several test processes would only wait for each other
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # without a GPU, Triton's interpreter runs the kernels
+# At the first use of `with torch.device(...)`, torch lists the functions that it covers. transformers replaces
+# torch.linspace while it loads a model: if that were the first use, the real one would never be covered.
+with torch.device("meta"):
+    assert torch.linspace(0, 1, 2).is_meta
 
 
 @pytest.hookimpl(wrapper=True)

@@ -178,3 +178,9 @@ def test_inside_averaged_it_is_refused(tmp_path: Path) -> None:
         other = mlp(seed=1)
         tb.load_average(tmp_path / "average", other)  # another model may be loaded
     assert same(belay.average_state_dict(), average)
+
+
+def test_what_is_no_path_is_refused_by_name() -> None:
+    _, _, belay = attached(EMA)
+    with pytest.raises(TypeError, match=r"path=3 is not a path; give a text or a pathlib.Path"):
+        belay.save_average(3)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Which parameters are averaged, in which dtype, and what becomes of those that come, go and are renamed."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -140,8 +141,53 @@ def test_a_parameter_that_was_replaced_behind_the_optimizers_back_is_noticed() -
         belay.copy_to_model,
         belay.averaged().__enter__,
     ):
-        with pytest.raises(RuntimeError, match=r"'0.weight' has been replaced in the model .* make the optimizer"):
+        with pytest.raises(
+            RuntimeError, match=r"'0.weight' is no longer in the model.*assign=True.* make the optimizer"
+        ):
             call()
+
+
+def tie(model: nn.Sequential) -> None:
+    model[3].weight = model[0].weight
+
+
+def parametrize(model: nn.Sequential) -> None:
+    nn.utils.parametrizations.weight_norm(model[3])
+
+
+def replace(model: nn.Sequential) -> None:
+    model.load_state_dict({name: t.clone() for name, t in model.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize(("change", "name"), [(tie, "3.weight"), (parametrize, "3.weight"), (replace, "0.weight")])
+def test_a_parameter_that_has_left_the_model_is_named_at_the_next_step_with_the_causes(change: Any, name: str) -> None:
+    model = nn.Sequential(*mlp(), nn.Linear(3, 4))
+    model[3].weight = nn.Parameter(torch.ones_like(model[0].weight))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA)
+    change(model)
+    said = (
+        rf"'{name}' is no longer in the model, .*tied, parametrized, .*: take it out of the optimizer, or make the opt"
+    )
+    with pytest.raises(RuntimeError, match=said):
+        belay.average_state_dict()
+    model[2].late = nn.Parameter(torch.ones(1))
+    optimizer.add_param_group({"params": [model[2].late]})  # so that the step looks at the optimizer's groups
+    with pytest.raises(ValueError, match=said):
+        optimizer.step()
+    assert belay.step == 0
+
+
+def test_a_parameter_that_has_left_the_model_may_be_taken_out_of_the_optimizer() -> None:
+    model, optimizer, belay = attached(EMA)
+    lost = model[0].weight
+    nn.utils.parametrizations.weight_norm(model[0])
+    group = optimizer.param_groups[0]
+    group["params"] = [p for p in group["params"] if p is not lost]
+    optimizer.add_param_group({"params": list(model[0].parametrizations.parameters())})
+    with pytest.warns(tb.BelayWarning, match="parameter"):
+        train(model, optimizer, 1)
+    assert "0.parametrizations.weight.original0" in belay.average_state_dict()
 
 
 def test_a_parameter_that_is_gone_from_model_and_optimizer_is_forgotten() -> None:

@@ -124,3 +124,13 @@ def test_an_average_whose_parameters_have_all_left_has_none() -> None:
     with pytest.warns(tb.BelayWarning, match="averages them no more"):
         train(model, optimizer, 1)
     assert belay.decay == belay.regime == {}
+
+
+def test_a_belay_whose_optimizer_was_emptied_does_not_say_that_it_is_yet_to_begin() -> None:
+    model, optimizer, belay = attached(EMA)
+    train(model, optimizer, 4)
+    optimizer.param_groups[0]["params"] = []
+    with pytest.warns(tb.BelayWarning, match="were taken from the optimizer"):
+        optimizer.step()
+    assert "averages nothing" in repr(belay)
+    assert "begins after" not in repr(belay)

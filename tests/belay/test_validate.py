@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -288,6 +289,15 @@ def test_an_unknown_average_is_named_with_the_known_ones(call: Any) -> None:
     _, _, belay = attached(EMA, spectators={"short": EMA})
     with pytest.raises(ValueError, match="name='long' is no average; choose one of 'average', 'short'"):
         call(belay)
+
+
+@pytest.mark.parametrize("name", [["average"], None, 0])
+def test_what_is_no_name_is_refused_like_an_unknown_average(name: Any) -> None:
+    _, _, belay = attached(EMA)
+    message = re.escape(f"name={name!r} is no average; choose one of 'average'")
+    for call in (belay.averaged(name).__enter__, functools.partial(belay.average_state_dict, name)):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_steps_by_hand_are_refused_where_hooks_do_them() -> None:

@@ -70,6 +70,10 @@ def test_numbers_are_taken_as_they_are_or_divided_by_their_sum() -> None:
         ("ema:1", 2, "weights='ema:1' needs a decay of at least 0 and below 1"),
         ("ema:x", 2, "weights='ema:x' needs a decay"),
         ("ema:nan", 2, "weights='ema:nan' needs a decay"),
+        (None, 2, "weights=None is unknown; give 'uniform', 'linear', 'cosine', '1-sqrt', 'ema:0.9' or numbers"),
+        (0.5, 2, "weights=0.5 is unknown; give 'uniform'"),
+        ([0.5, None], 2, "weights=[0.5, None] is unknown; give 'uniform'"),
+        (["half", "half"], 2, "weights=['half', 'half'] is unknown; give 'uniform'"),
     ],
 )
 def test_what_cannot_be_weights_is_refused_with_the_cure(weights, count: int, message: str) -> None:

@@ -20,6 +20,7 @@ from .readout import Reading
 from .signals import signals_held
 from .swap import Swap, overwrite
 from .teacher import check_teacher
+from .threads import Elsewhere
 
 
 class Access:
@@ -28,6 +29,7 @@ class Access:
     _model: nn.Module
     _options: Options
     _parts: Parts
+    _elsewhere: Elsewhere
 
     @contextmanager
     def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
@@ -36,28 +38,29 @@ class Access:
         The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
         do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
         average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
-        that have a Python handler wait while weights and average trade places. While somebody holds `module()` or
-        `tensors()` of the average, they do not trade: the weights are set aside. With `shard`, every rank must enter,
-        and each sets its weights aside.
+        that have a Python handler wait while weights and average trade places. While somebody holds `module()`,
+        `tensors()` or a `state_dict()` of the average, they do not trade: the weights are set aside. With `shard`,
+        every rank must enter, and each sets its weights aside. Blocks may be nested, and may overlap, also those of
+        several threads: the weights come back when the last one is left.
 
         With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
         weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
         """
-        member, swap = self._parts.member, self._swap(name, readout)
-        if swap is None:
-            yield as_given(self._model)
-            return
+        member, block = self._parts.member, object()
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
-                with signals_held():
-                    member.enter(swap)
+                with member.lock:
+                    swap = self._swap(name, readout)
+                    with signals_held():
+                        member.enter(swap, block)
                 yield as_given(self._model)
             finally:
-                with signals_held():
-                    member.leave()
+                with member.lock, signals_held():
+                    member.leave(block)
         finally:
-            member.leave()
+            with member.lock:
+                member.leave(block)
 
     def _swap(self, name: str = MAIN, readout: Readout | None = None) -> Swap | None:
         """Return what puts the average into the model; None if the program is in a block in which the model has it."""
@@ -141,7 +144,7 @@ class Access:
             )
 
     def _average(self, name: str) -> WholeAverage:
-        if name not in self._parts.averages:
+        if not isinstance(name, str) or name not in self._parts.averages:
             known = ", ".join(map(repr, self._parts.averages))
             raise ValueError(f"name={name!r} is no average; choose one of {known}")
         self._parts.wait()
@@ -173,8 +176,10 @@ class Access:
         """
         self._parts.wait()
         self._parts.member.settled_swap()
-        take = self._parts.taking(full=True) if full else modules.copied
-        state = modules.state_dict_with(self._model, company.own_tensors(), take)
+        take, own = self._parts.taking(full=True) if full else modules.copied, company.own_tensors()
+        if own:
+            self._look_elsewhere("model_state_dict")
+        state = modules.state_dict_with(self._model, own, take)
         return state if not full or self._parts.is_first_rank() else {}
 
     def save_average(
@@ -216,6 +221,7 @@ class Access:
         """
         pretrained.check(self._model, how)
         average = self._average(name)
+        self._look_elsewhere("save_pretrained")
         if not self._is_spread():
             folders.destination(folder)
         replaced = export.replacement(self._model, average, self._parts.member, self._reading(average, readout))
@@ -229,6 +235,7 @@ class Access:
         self, name: str, readout: Readout | None, take: Callable[[Tensor], Any], dtype: torch.dtype | None = None
     ) -> dict[str, Any]:
         average = self._average(name)
+        self._look_elsewhere("average_state_dict() or save_average")
         reading = self._reading(average, readout)
         return export.with_average(self._model, average, self._parts.member, take, reading, dtype)
 
@@ -237,6 +244,9 @@ class Access:
         if self._parts.member.swap is None:
             self._parts.follow_model()
         return self._parts.reading(average, readout)
+
+    def _look_elsewhere(self, what: str) -> None:
+        self._elsewhere.look((part.stepper.writes.thread for part in self._parts.each), what)
 
     def _is_spread(self) -> bool:
         """Whether ranks gather together: a path that one of them refused before would let the others wait."""

@@ -16,7 +16,7 @@ from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
 from .options import Options
-from .parameters import Names, Parameters
+from .parameters import Names, Parameters, why_lost
 from .shard import local, part_for
 from .team import all_or_none, common_facts, share
 from .validate import pulled_by, warn_of_feedback, warn_of_rounding
@@ -193,10 +193,7 @@ class Averages:
             trained = self.parameters.renewed().groups()
             for entry in lost:
                 if id(entry.w1) in trained:
-                    raise RuntimeError(
-                        f"parameter {entry.name!r} has been replaced in the model (load_state_dict(assign=True)?), but "
-                        "the optimizer still trains the old one: make the optimizer and Belay anew"
-                    )
+                    raise RuntimeError(why_lost(entry.name))
             # Not what only the optimizer has lost: the next step tells the user of that.
             for average in self:
                 average.drop(lost)

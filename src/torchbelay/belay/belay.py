@@ -22,6 +22,7 @@ from .rules import Rule, as_rule
 from .signals import signals_held
 from .slices import Slices
 from .team import common_facts, group_of_either, refuse_spectators
+from .threads import Elsewhere
 from .validate import check_model, check_optimizers
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Belay(Access):
             self._model, optimizers = check_model(model), check_optimizers(optimizer)
             self._options = Options.given(options)
             slices = None if shard is None else Slices(group)
-            self._parts = Parts(self._model, optimizers, rules, self._options, slices)
+            self._parts, self._elsewhere = Parts(self._model, optimizers, rules, self._options, slices), Elsewhere()
             self._optimizer = self._parts.first.optimizer
             self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
             main = self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
@@ -254,7 +255,8 @@ class Belay(Access):
         """Return everything that a bit-exact resume needs, as plain tensors and numbers.
 
         Tensors are the live ones, as in torch's own state dicts, except inside `averaged()` and before the averages
-        begin. Save it with torch.save, or give the Belay itself (it is `Stateful`) to torch.distributed.checkpoint.
+        begin. While somebody holds them, `averaged()` makes a copy of the weights: drop the state before you evaluate.
+        Save it with torch.save, or give the Belay itself (it is `Stateful`) to torch.distributed.checkpoint.
 
         A method is saved as its class and the fields that differ from their defaults. A field that no text can tell,
         such as a lambda, is saved as the method's couplings at some steps; loading compares these, and warns.

@@ -69,7 +69,7 @@ class Swapped(Protocol):
 def saved(average: Average, swap: Swapped | None, step: int, memories: Memories) -> dict[str, Any]:
     """Return an average without its buffers as tensors and numbers, laid out the same whatever has happened so far."""
     entries = average.entries.values()
-    weights = {e.name: e.w2 for e in entries}
+    weights = {e.name: e.w2.detach() for e in entries}  # while somebody holds them, no weights are put in their place
     if swap is not None and swap.average.name == average.name:  # what lies in the model will not stay there
         weights = {e.name: swap.value(e, average.name).clone() if e.low is None else e.w2 for e in entries}
     texts = _texts_by_id(e.method for e in entries)

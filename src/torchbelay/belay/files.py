@@ -41,6 +41,8 @@ def destination(path: str | os.PathLike[str], *, argument: str = "path") -> Path
 
     `argument` is the name that the path has for the user.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{argument}={path!r} is not a path; give a text or a pathlib.Path")
     real = Path(os.path.realpath(path))
     if real.is_dir() or os.fspath(path).endswith(("/", os.sep)):
         raise IsADirectoryError(f"{argument}={os.fspath(path)!r} is a folder; give the name of a file in it")

@@ -82,7 +82,9 @@ class Parameters:
             for index, p in enumerate(parameters):
                 if id(p) not in names and isinstance(self._model, Loose):
                     continue  # the tensors that were given are averaged, and no others
-                name = self._name(names, p, group, index)
+                if id(p) not in names:
+                    raise ValueError(self._why_unnamed(averages, p, group, index))
+                name = self._name(names, p)
                 for average in averages if p.is_floating_point() or p.is_complex() else ():
                     method = average.rule(name, p)
                     if method is None:
@@ -103,15 +105,19 @@ class Parameters:
                     found[average.name].append(Wanted(name, p, checked[key], group))
         return found
 
-    def _name(self, names: Names, p: Tensor, group: int, index: int) -> str:
-        if id(p) not in names:
-            several = isinstance(self._model, Several)
-            raise ValueError(
-                f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is "
-                + ("in none of the models; pass all models" if several else "not in the model; pass the ")
-                + ("" if several else type(self._model).__name__)
-                + " whose parameters the optimizer holds"
-            )
+    def _why_unnamed(self, averages: Collection[Average], p: Tensor, group: int, index: int) -> str:
+        for entry in (e for average in averages for e in average.entries.values()):
+            if entry.w1 is p:
+                return why_lost(entry.name)
+        several = isinstance(self._model, Several)
+        return (
+            f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is "
+            + ("in none of the models; pass all models" if several else "not in the model; pass the ")
+            + ("" if several else type(self._model).__name__)
+            + " whose parameters the optimizer holds"
+        )
+
+    def _name(self, names: Names, p: Tensor) -> str:
         if is_lazy(p):
             raise ValueError(
                 f"parameter {names[id(p)]!r} has no shape yet (a lazy module): call the model once on a batch before "
@@ -128,6 +134,15 @@ class Parameters:
                 "partitioned it; give the engine to torchbelay.integrations.deepspeed.attach"
             )
         return names[id(p)]
+
+
+def why_lost(name: str) -> str:
+    """Return what to say of a parameter that has an average, and that the optimizer holds but the model does not."""
+    return (
+        f"parameter {name!r} is no longer in the model, but the optimizer still trains it; it may have been tied, "
+        "parametrized, pruned, deleted, moved to another device, or replaced by load_state_dict(assign=True): take it "
+        "out of the optimizer, or make the optimizer and Belay anew"
+    )
 
 
 def _refuse_narrow(name: str, p: Tensor) -> None:

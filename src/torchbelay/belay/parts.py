@@ -71,14 +71,18 @@ class Part:
 
     def remember_weights(self) -> None:
         """Take the weights as they are now for those that belong to the averages."""
+        self.stepper.writes.remember(self.averages.parameters)
         if not self.stepper.stepped:
             self.unseen.remember(self.averages.parameters)
 
     def warn_of_unseen(self) -> None:
         """Warn if the weights have changed and no step was seen."""
-        seen = self.stepper.stepped or self.stepper.is_inside  # in the first step they may have moved already
-        if self.stepper.attached and not seen and not company.own_tensors():
-            self.unseen.look(self.averages.parameters, self.optimizer)
+        stepper, optimizer = self.stepper, self.optimizer
+        if stepper.attached and not stepper.is_inside and not company.own_tensors():  # inside, they may have moved
+            if not stepper.stepped:
+                self.unseen.look(self.averages.parameters, optimizer)
+            elif optimizer is not None:  # who steps by hand may do so now and then
+                stepper.writes.look(optimizer)
 
     def effective_lrs(self) -> dict[int, float]:
         """Return what is left of each group's learning rate in the long run, for the group's first parameter."""

@@ -61,7 +61,7 @@ def about(parts: Parts) -> list[str]:
         f"average {'/'.join(sorted({_storage(e) for e in entries}))}",
     ]
     if not entries:
-        found = [f"begins after step {parts.first.options.start}"]
+        found = ["averages nothing" if parts.first.averages.began else f"begins after step {parts.first.options.start}"]
     if len(parts.averages) > 1:
         found.append(f"spectators {', '.join(list(parts.averages)[1:])}")
     if len(parts.each) > 1:

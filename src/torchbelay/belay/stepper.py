@@ -23,6 +23,7 @@ from .states import Idle, Skipped, State, UnderWay
 from .swap import Swap
 from .team import warn_if_apart
 from .validate import pulled_by
+from .writes import Writes
 
 
 @runtime_checkable
@@ -60,10 +61,10 @@ class Stepper:
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
         self._plan: Plan | None = None
-        self.carried = False  # whether the optimizer took the averages along in the last step
-        self.stepped = False  # whether a step has been seen
+        self.carried = self.stepped = False  # the optimizer took the averages along in the last step; there was a step
         self.before_the_first: Callable[[], None] | None = None  # called before the first step, unless update() is it
         self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
+        self.writes = Writes()
         self._attached = False
         self._hooks: StepHooks | None = None
         self.at_detach: list[Callable[[], None]] = []  # what else is to be taken off the optimizer
@@ -82,6 +83,7 @@ class Stepper:
             remove()
         self._attached, self._hooks, self.at_detach = False, None, []
         self.backend.wait()
+        self.backend.release()
         self.forget_the_step()
 
     @torch.no_grad()
@@ -99,6 +101,7 @@ class Stepper:
         if self._is_phantom():
             self._state = Skipped()
             return
+        self.writes.begin_step()
         if not self.stepped and update is None and self.before_the_first is not None:
             look, self.before_the_first = self.before_the_first, None
             look()
@@ -267,6 +270,7 @@ class Stepper:
             buffers.take(work.keep)
         if self._options.buffers == "copy" and any(average.buffers for average in self._averages.each.values()):
             self._averages.forget_buffers(work.keep)
+        self.writes.remember(self._averages.parameters)
         self._clock.tick(work.keep, counted=work.carried, captured=work.capturing)
         self._state = Idle()
         if not self._averages.began:

@@ -40,9 +40,9 @@ class Unseen:
     """Warns, once, if weights have changed and no step has been seen, or if they have when the first step comes.
 
     One number of each weight is remembered, its last. A training that is not seen changes some of them, however it
-    writes. This is local to a rank and costs later steps nothing: it is asked until the first step alone. Not seen are
-    changes after a step that was seen, and those between `load_state_dict()` and the next use of the average: weights
-    may be loaded then.
+    writes. This is local to a rank and costs later steps nothing: it is asked until the first step alone; from then on
+    `Writes` is. Not seen are changes between `load_state_dict()` and the next use of the average: weights may be loaded
+    then.
     """
 
     def __init__(self, parameters: Parameters) -> None:

@@ -140,7 +140,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
             return
         if (swap := self._belay._swap()) is not None:
             with signals_held():
-                self._belay._parts.member.enter(swap)
+                self._belay._parts.member.enter(swap, _UNTIL_IT_TRAINS)
             self._entered = self._versions()
 
     def use_weights(self) -> None:
@@ -264,6 +264,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
             _finished.add(self)
 
 
+_UNTIL_IT_TRAINS = object()  # the holder of an average that stays in the model
 _finished: WeakSet[BelayCallback] = WeakSet()  # whose models hold the average since their `train()`
 
 

@@ -70,7 +70,10 @@ def _ema_decay(weights: str, text: str) -> float:
 
 
 def _numbers(given: object, numbers: Sequence[float], count: int, normalize: bool) -> tuple[float, ...]:
-    values = tuple(float(number) for number in numbers)
+    try:
+        values = tuple(float(number) for number in numbers)
+    except (TypeError, ValueError):
+        raise ValueError(f"weights={given!r} is unknown; give {_FORMS}") from None
     if len(values) != count:
         raise ValueError(
             f"weights={given!r} has {len(values)} numbers for {count} checkpoints; give one per checkpoint"
