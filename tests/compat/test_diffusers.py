@@ -250,6 +250,8 @@ def test_arguments_that_diffusers_has_outdated_still_work() -> None:
         ({"optimization_step": 1.5}, "optimization_step"),
         ({"use_ema_warmup": 1}, "use_ema_warmup=1"),
         ({"shadow_params": torch.zeros(2)}, "list of tensors"),
+        ({"shadow_params": []}, "shadow_params has 0 tensors, and 1 are averaged; load the state of"),
+        ({"shadow_params": [torch.zeros(1)]}, r"shadow_params\[0\] has the shape \(1,\), and the average \(2,\); load"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_before_anything_changes(change: dict, said: str) -> None:
@@ -258,6 +260,38 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(change: di
     with pytest.raises(ValueError, match=said):
         ema.load_state_dict({"optimization_step": 9, "shadow_params": [torch.zeros(2)], **change})
     assert str(vars(ema)) == str(before)
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"state_dict=NoneType is not a dict; give what state_dict\(\) of an EMAModel"):
+        EMAModel([torch.ones(2)]).load_state_dict(None)
+
+
+def test_an_average_of_nothing_takes_the_state_of_any_model() -> None:
+    ema = EMAModel([])
+    ema.load_state_dict(EMAModel(nn.Linear(3, 2).parameters()).state_dict())
+    assert [tuple(p.shape) for p in ema.shadow_params] == [(2, 3), (2,)]
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_parameters_of_other_shapes_are_refused_before_anything_moves(outputs: int) -> None:
+    def net(out: int) -> list[Tensor]:
+        return list(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, out)).parameters())
+
+    ema, other = EMAModel(net(5), decay=0.5, min_decay=0.5), net(outputs)
+    before = [[t.detach().clone() for t in some] for some in (ema.shadow_params, other)]
+    said = rf"parameters\[2\] has the shape \({outputs}, 4\), and the average \(5, 4\); give the parameters that"
+    for call in (ema.step, ema.copy_to):
+        with pytest.raises(ValueError, match=said):
+            call(iter(other))
+    for some, now in zip(before, (ema.shadow_params, other), strict=True):
+        assert all(map(torch.equal, some, now))
+    assert (ema.optimization_step, ema.cur_decay_value) == (0, None)
+    ema.store(net(5))
+    with pytest.raises(ValueError, match=rf"\({outputs}, 4\), and what was stored \(5, 4\); give those that were"):
+        ema.restore(other)
+    assert all(map(torch.equal, before[1], other))
+    assert ema.temp_stored_params is not None
 
 
 def test_bad_arguments_are_refused_by_name_and_nothing_moves() -> None:

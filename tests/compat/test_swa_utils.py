@@ -221,6 +221,40 @@ def test_a_model_with_other_tensors_is_refused_before_anything_moves() -> None:
         get_ema_multi_avg_fn(1.5)
 
 
+class Buffered(nn.Linear):
+    """A layer with a buffer of so many numbers, as those that grow."""
+
+    def __init__(self, outputs: int, size: int) -> None:
+        super().__init__(4, outputs)
+        self.register_buffer("memory", torch.arange(float(size)))
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+@pytest.mark.parametrize("updates", [0, 2])
+@pytest.mark.parametrize(
+    ("outputs", "size", "said"),
+    [
+        (1, 5, r"model\.parameters\(\)\[0\] has the shape \(1, 4\), and the average \(5, 4\); give a model with"),
+        (3, 5, r"model\.parameters\(\)\[0\] has the shape \(3, 4\), and the average \(5, 4\); give a model with"),
+        (5, 1, r"model\.buffers\(\)\[0\] has the shape \(1,\), and the average \(5,\); give a model with"),
+        (5, 3, r"model\.buffers\(\)\[0\] has the shape \(3,\), and the average \(5,\); give a model with"),
+    ],
+)
+def test_a_model_of_other_shapes_is_refused_before_anything_moves(
+    outputs: int, size: int, said: str, updates: int, use_buffers: bool
+) -> None:
+    net = Buffered(5, 5)
+    average = AveragedModel(net, use_buffers=use_buffers)
+    for _ in range(updates):
+        average.update_parameters(net)
+    before = copy.deepcopy(average.state_dict())
+    with pytest.raises(ValueError, match=said):
+        average.update_parameters(Buffered(outputs, size))
+    after = average.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda average: pickle.loads(pickle.dumps(average))])

@@ -24,6 +24,12 @@ def test_weights_that_need_gradients_may_be_followed_and_overwritten() -> None:
     assert weight.grad_fn is None
 
 
+def test_a_share_of_nothing_leaves_the_average_also_beside_weights_that_are_not_finite() -> None:
+    averages = [torch.ones(2), torch.ones(2, dtype=torch.bfloat16)]
+    tensors.follow_(averages, [torch.full((2,), torch.nan), torch.full((2,), torch.inf)], 0.0)
+    assert [a.tolist() for a in averages] == [[1.0, 1.0]] * 2
+
+
 def test_nothing_at_all_may_be_followed() -> None:
     tensors.follow_([], [], 0.5)
     tensors.copy_([], [])

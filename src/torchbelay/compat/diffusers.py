@@ -15,6 +15,8 @@ from .tensors import Device
 
 Parameters = Iterable[Tensor]
 
+_CURE = "give the parameters that the average was made of"
+
 _NUMBERS = {  # of a state dict, and what they may be
     "decay": (float, int),
     "min_decay": (float, int),
@@ -47,8 +49,10 @@ class EMAModel:
     - Tensors move together with either value of `foreach`, in one interpolation; results differ from diffusers' in
       the last bits.
     - Averages may be on another device than the parameters: each step brings the weights there.
-    - A list with another number of tensors is refused; diffusers leaves out the rest of the longer one.
-    - A state dict is checked before anything changes. Loaded averages take the dtype of those that they replace.
+    - A list with another number of tensors, or with other shapes, is refused before anything moves. diffusers leaves
+      out the rest of the longer list, and broadcasts what it can.
+    - A state dict is checked before anything changes: its averages must have the shapes of those that they replace, and
+      take their dtype. An average of no tensors takes any.
 
     >>> weight = nn.Parameter(torch.zeros(1))
     >>> ema = EMAModel([weight], decay=0.75, min_decay=0.75)
@@ -125,9 +129,11 @@ class EMAModel:
     @torch.no_grad()
     def step(self, parameters: Parameters | nn.Module) -> None:
         """Move the average by 1 − decay of its way to the parameters, and copy those without `requires_grad`."""
-        weights = self._aligned(parameters)
+        weights = _listed(parameters)
+        tensors.check_count("parameters", len(weights), len(self.shadow_params), _CURE)
         decay = self.get_decay(self.optimization_step + 1)
         with _gathered(weights):
+            tensors.check_shapes("parameters", weights, self.shadow_params, _CURE)
             trained = [w.requires_grad for w in weights]
             (averages, weights), (frozen, sources) = tensors.part(self.shadow_params, weights, trained)
             tensors.follow_(averages, weights, 1 - decay)
@@ -137,7 +143,9 @@ class EMAModel:
 
     def copy_to(self, parameters: Parameters) -> None:
         """Overwrite the parameters with the average."""
-        tensors.copy_(self._aligned(parameters), self.shadow_params)
+        weights = _listed(parameters)
+        tensors.check_alike("parameters", weights, self.shadow_params, _CURE)
+        tensors.copy_(weights, self.shadow_params)
 
     def store(self, parameters: Parameters) -> None:
         """Keep a copy of the parameters in host memory, for `restore`. They may be any tensors."""
@@ -147,8 +155,9 @@ class EMAModel:
         """Overwrite the parameters with what `store` kept, and drop that."""
         if self.temp_stored_params is None:
             raise RuntimeError("restore() has nothing to restore; call store() first")
-        weights = list(parameters)
-        tensors.check_count("parameters", len(weights), len(self.temp_stored_params), "give those that were stored")
+        weights, stored, cure = list(parameters), self.temp_stored_params, "give those that were stored"
+        tensors.check_count("parameters", len(weights), len(stored), cure)
+        tensors.check_shapes("parameters", weights, stored, cure, "what was stored")
         tensors.copy_(weights, self.temp_stored_params)
         self.temp_stored_params = None
 
@@ -166,6 +175,7 @@ class EMAModel:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a copy of a state, of this class or diffusers'. What it lacks stays as it is."""
+        tensors.check_state(state_dict, "an EMAModel")
         numbers = {name: state_dict[name] for name in _NUMBERS if name in state_dict}
         for name, value in numbers.items():
             if not isinstance(value, _NUMBERS[name]):
@@ -175,15 +185,10 @@ class EMAModel:
         given = state_dict.get("shadow_params")
         if given is not None:
             tensors.check_list("shadow_params", given)
-            like = self.shadow_params if len(given) == len(self.shadow_params) else given
+            like = self.shadow_params or given
+            tensors.check_alike("shadow_params", given, like, tensors.OF_THESE)
             self.shadow_params = [g.detach().to(s.dtype, copy=True) for g, s in zip(given, like, strict=True)]
         vars(self).update(numbers)
-
-    def _aligned(self, parameters: Parameters | nn.Module) -> list[Tensor]:
-        weights = _listed(parameters)
-        cure = "give the parameters that the average was made of"
-        tensors.check_count("parameters", len(weights), len(self.shadow_params), cure)
-        return weights
 
 
 def _listed(parameters: Parameters | nn.Module) -> list[Tensor]:

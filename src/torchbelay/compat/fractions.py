@@ -11,6 +11,7 @@ from torchbelay.ops import arithmetic
 
 from .tensors import copy_, follow_, start, wide
 
+_dtype = attrgetter("dtype")
 _device = attrgetter("device")
 _ORDINARY = {Tensor, torch.nn.Parameter}
 
@@ -37,7 +38,13 @@ class Fractions:
     @torch.no_grad()
     def follow(self, averages: Sequence[Tensor], weights: Sequence[Tensor], share: float) -> None:
         """Move every average by `share` of its way to its weight; integers are copied."""
-        narrow = [i for i, a in enumerate(averages) if wide(a.dtype) != a.dtype]
+        dtypes = list(map(_dtype, averages))
+        kinds = {dtype for dtype in set(dtypes) if wide(dtype) != dtype}
+        if not kinds:  # the usual case, and fast
+            self._copies, self._block = [], None
+            follow_(averages, weights, share)
+            return
+        narrow = [i for i, dtype in enumerate(dtypes) if dtype in kinds]
         block = self._in_one_block([averages[i] for i in narrow])
         if block is None:
             follow_(self.widen(averages), weights, share)
@@ -45,7 +52,7 @@ class Fractions:
             return
         block.follow([averages[i] for i in narrow], [weights[i].detach() for i in narrow], share)
         if len(narrow) < len(averages):
-            rest = [i for i, a in enumerate(averages) if wide(a.dtype) == a.dtype]
+            rest = [i for i, dtype in enumerate(dtypes) if dtype not in kinds]
             follow_([averages[i] for i in rest], [weights[i] for i in rest], share)
 
     @torch.no_grad()

@@ -139,7 +139,8 @@ class AveragedModel(swa_utils.AveragedModel):
       per 16-bit weight. A state dict has the rounded average alone, as torch's: a resumed run begins with that.
     - Integer and boolean tensors are copied, not averaged, and no function sees them. torch lets integer buffers stand
       still, or fails.
-    - A model with another number of parameters or buffers is refused before anything moves.
+    - A model with another number of parameters or buffers, or with other shapes, is refused before anything moves.
+      torch broadcasts what it can.
     - The host does not wait for a GPU: it reads `n_averaged` only if somebody has written it.
     - The functions of `get_ema_multi_avg_fn` and its relatives can be pickled.
 
@@ -161,8 +162,8 @@ class AveragedModel(swa_utils.AveragedModel):
         weights: list[Tensor] = list(model.parameters())
         copies, sources = list(self.module.buffers()), list(model.buffers())
         cure = "give a model with the parameters and buffers of the first one"
-        tensors.check_count("model.parameters()", len(weights), len(averages), cure)
-        tensors.check_count("model.buffers()", len(sources), len(copies), cure)
+        tensors.check_alike("model.parameters()", weights, averages, cure)
+        tensors.check_alike("model.buffers()", sources, copies, cure)
         if self.use_buffers:
             averages, weights, copies, sources = [*averages, *copies], [*weights, *sources], [], []
         count = self._count()

@@ -1,7 +1,7 @@
 """Lists of averages and weights that may differ in dtype and device, as every class of this room takes them."""
 
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
+from operator import attrgetter, ne
 from typing import Any
 
 import torch
@@ -12,14 +12,22 @@ from torchbelay.ops import arithmetic
 Device = torch.device | str | int | None
 Pair = tuple[list[Tensor], list[Tensor]]
 
+OF_THESE = "load the state of an average of these parameters"  # the cure for a state dict
+
 _dtype = attrgetter("dtype")
 _device = attrgetter("device")
+_shape = attrgetter("shape")
 
 
 def are_averaged(tensors: Sequence[Tensor]) -> list[bool]:
     """Whether each of these tensors has an average. Integers and booleans, such as counters and masks, are copied."""
-    dtypes = list(map(_dtype, tensors))
+    return _are_averaged(list(map(_dtype, tensors)))
+
+
+def _are_averaged(dtypes: list[torch.dtype]) -> list[bool]:
     averaged = {dtype: dtype.is_floating_point or dtype.is_complex for dtype in set(dtypes)}
+    if all(averaged.values()):  # the usual case, and fast
+        return [True] * len(dtypes)
     return [averaged[dtype] for dtype in dtypes]
 
 
@@ -66,12 +74,19 @@ def follow_(averages: Sequence[Tensor], weights: Sequence[Tensor], share: float)
     >>> averages
     [tensor([2.]), tensor(7)]
     """
-    (averages, weights), (copies, sources) = part(list(averages), list(weights), are_averaged(averages))
-    copy_(copies, sources)
+    dtypes = list(map(_dtype, averages))
+    (averages, weights), (copies, sources) = part(list(averages), list(weights), _are_averaged(dtypes))
+    if copies:
+        copy_(copies, sources)
+        dtypes = list(map(_dtype, averages))
     if list(map(_device, averages)) != list(map(_device, weights)):
         weights = [w.to(a.device) for w, a in zip(weights, averages, strict=True)]
+    if share == 0 or not averages:
+        return
     with torch.no_grad():
-        if list(map(_dtype, averages)) != list(map(_dtype, weights)) and averages[0].device.type == "cpu":
+        if dtypes == list(map(_dtype, weights)):  # arithmetic.lerp_ would look at them all once more
+            torch._foreach_lerp_(averages, weights, share)
+        elif averages[0].device.type == "cpu":
             for average, weight in zip(averages, weights, strict=True):  # what one needs meanwhile stays in the cache
                 arithmetic.lerp_([average], [weight], share)
         else:
@@ -98,24 +113,44 @@ def check_count(name: str, given: int, expected: int, cure: str) -> None:
         raise ValueError(f"{name} has {given} tensors, and {expected} are averaged; {cure}")
 
 
+def check_alike(name: str, given: Sequence[Tensor], expected: Sequence[Tensor], cure: str) -> None:
+    """Refuse a list of another length, or of other shapes, than the averages, before anything moves."""
+    check_count(name, len(given), len(expected), cure)
+    check_shapes(name, given, expected, cure)
+
+
+def check_state(given: Any, what: str) -> None:
+    """Refuse what is not a dict, as a state dict."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"state_dict={type(given).__name__} is not a dict; give what state_dict() of {what} returned")
+
+
 def check_list(name: str, given: Any) -> None:
     """Refuse what is not a list of tensors, in a state dict."""
     if not isinstance(given, list) or not all(isinstance(t, Tensor) for t in given):
         raise ValueError(f"{name} must be a list of tensors, not {type(given).__name__}; this is another kind of state")
 
 
-def check_shapes(name: str, given: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Refuse a list of the right length for another model, whose tensors torch would broadcast."""
+def check_shapes(
+    name: str, given: Sequence[Tensor], expected: Sequence[Tensor], cure: str, other: str = "the average"
+) -> None:
+    """Refuse a list of the right length for another model, before anything moves.
+
+    torch would broadcast some of its tensors, and move others before it fails.
+    """
+    if not any(map(ne, map(_shape, given), map(_shape, expected))):  # at every update: no list is made
+        return
     for i, (g, e) in enumerate(zip(given, expected, strict=True)):
         if g.shape != e.shape:
-            raise ValueError(
-                f"{name}[{i}] has the shape {tuple(g.shape)}, and the average {tuple(e.shape)}; load the state of an "
-                "average of these parameters"
-            )
+            raise ValueError(f"{name}[{i}] has the shape {tuple(g.shape)}, and {other} {tuple(e.shape)}; {cure}")
 
 
 def check_decay(name: str, decay: float) -> float:
-    """Return a decay; refuse one that is not between 0 and 1."""
-    if not 0.0 <= decay <= 1.0:
-        raise ValueError(f"{name}={decay!r} must be between 0 and 1")
+    """Return a decay; refuse what is not a number between 0 and 1."""
+    try:
+        fits = bool(0.0 <= decay <= 1.0)
+    except (TypeError, RuntimeError):  # None, a text, a tensor of many numbers
+        fits = False
+    if not fits:
+        raise ValueError(f"{name}={decay!r} must be a number between 0 and 1")
     return decay

@@ -13,15 +13,14 @@ from .tensors import Device
 
 Parameters = Iterable[Tensor]
 
+_STATE = ("decay", "num_updates", "shadow_params", "collected_params")
+
 
 class _Reference:
     """A reference that keeps no parameter alive. A deep copy refers to the same parameter, a pickled one to none."""
 
     def __init__(self, parameter: Tensor | None = None) -> None:
-        self._find: Callable[[], Tensor | None] = weakref.ref(parameter) if parameter is not None else _nothing
-
-    def __call__(self) -> Tensor | None:
-        return self._find()
+        self.find: Callable[[], Tensor | None] = weakref.ref(parameter) if parameter is not None else _nothing
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -53,6 +52,7 @@ class ExponentialMovingAverage:
     - Integer and boolean tensors are copied; torch-ema fails on them.
     - Averages may be on another device than the parameters.
     - It can be pickled. What is unpickled has no parameters of its own: give them to each method.
+    - Parameters of other shapes are refused before anything moves; torch-ema broadcasts what it can.
     - A state dict is checked before anything changes.
 
     >>> weight = torch.zeros(1)
@@ -131,18 +131,22 @@ class ExponentialMovingAverage:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a copy of a state, of this class or torch-ema's, on the devices of the parameters if they exist."""
+        tensors.check_state(state_dict, "an ExponentialMovingAverage")
+        if missing := [name for name in _STATE if name not in state_dict]:
+            raise ValueError(
+                f"state_dict lacks {', '.join(map(repr, missing))}; give what state_dict() of an "
+                "ExponentialMovingAverage returned"
+            )
         decay, count = tensors.check_decay("decay", state_dict["decay"]), state_dict["num_updates"]
         if count is not None and not isinstance(count, int):
             raise ValueError(f"num_updates={count!r} must be a whole number or None; this is another kind of state")
         shadow, stored = state_dict["shadow_params"], state_dict["collected_params"]
-        expected = len(self._params_refs)
         for name, given in (("shadow_params", shadow), ("collected_params", stored)):
             if given is None and name == "collected_params":
                 continue
             tensors.check_list(name, given)
-            tensors.check_count(name, len(given), expected, "load the state of an average of these parameters")
-            tensors.check_shapes(name, given, self.shadow_params)
-        own = [ref() for ref in self._params_refs]
+            tensors.check_alike(name, given, self.shadow_params, tensors.OF_THESE)
+        own = [ref.find() for ref in self._params_refs]
         like = [s if p is None else p for s, p in zip(shadow, own, strict=True)]
         self.decay, self.num_updates = decay, count
         self.shadow_params = [
@@ -153,13 +157,13 @@ class ExponentialMovingAverage:
         ]
 
     def _given(self, parameters: Parameters | None) -> list[Tensor]:
-        """Return the parameters given, or those that this average was made of."""
-        if parameters is not None:
-            parameters = list(parameters)
-            cure = "give as many as the average was made of"
-            tensors.check_count("parameters", len(parameters), len(self.shadow_params), cure)
-            return parameters
-        own = [p for p in (ref() for ref in self._params_refs) if p is not None]
+        """Return the parameters given, or those that this average was made of; refuse other shapes."""
+        weights = self._own() if parameters is None else list(parameters)
+        tensors.check_alike("parameters", weights, self.shadow_params, "give some like those that were averaged")
+        return weights
+
+    def _own(self) -> list[Tensor]:
+        own = [p for ref in self._params_refs if (p := ref.find()) is not None]
         if len(own) < len(self._params_refs):
             raise ValueError(
                 "parameters=None stands for the parameters that this average was made of, and some of them no longer "
