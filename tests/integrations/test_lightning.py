@@ -13,7 +13,13 @@ import torch
 pytest.importorskip("lightning", reason="the callback is for Lightning, which is not installed")
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, EMAWeightAveraging, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateFinder,
+)
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -367,6 +373,96 @@ def test_another_method_is_refused_with_the_difference(tmp_path: Path) -> None:
     fitted(tmp_path, BelayCallback(EMA), every_epoch(tmp_path))
     with pytest.raises(ValueError, match=r"(?s)decay.*0\.9.*0\.5"):
         fitted(tmp_path, BelayCallback(SHORT), every_epoch(tmp_path), ckpt_path=tmp_path / "epoch=1.ckpt")
+
+
+class Tuned(Regression):
+    """Trains what is not frozen."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=self.lr)
+
+
+class Unfreeze(BaseFinetuning):
+    """Adds the first layer to the optimizer in the second epoch."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)
+        elif epoch > 1:
+            self.make_trainable(pl_module.net[0])  # in a resumed fit it has been frozen again
+
+
+@pytest.mark.filterwarnings(r"ignore:2 parameter\(s\) were added to the optimizer:torchbelay.BelayWarning")
+@pytest.mark.parametrize("method", [EMA, SWINGING], ids=["ema", "velocities"])
+@pytest.mark.parametrize("first", ["average", "finetuning"])
+def test_a_finetuning_is_resumed_bit_for_bit_in_either_order_of_callbacks(
+    tmp_path: Path, first: str, method: Any
+) -> None:
+    def run(folder: Path, ckpt_path: Path | None = None) -> Regression:
+        average, tuning = BelayCallback(method), Unfreeze()
+        callbacks = (average, tuning) if first == "average" else (tuning, average)
+        return fitted(folder, *callbacks, every_epoch(folder), model=Tuned(), epochs=4, ckpt_path=ckpt_path)
+
+    run(tmp_path)
+    whole = load(tmp_path / "epoch=3.ckpt")
+    for epoch in (0, 2):  # before and after the layer was added
+        folder = tmp_path / f"from {epoch}"
+        run(folder, tmp_path / f"epoch={epoch}.ckpt")
+        resumed = load(folder / "epoch=3.ckpt")
+        for key in ("state_dict", "current_model_state", "torchbelay", "optimizer_states"):
+            assert same(whole[key], resumed[key]), key
+    (average,) = whole["torchbelay"].values()
+    assert average["averages"]["average"]["ages"] == {
+        name: 12 if "net.0" in name else 16 for name in whole["state_dict"] if name.endswith(("weight", "bias"))
+    }
+    finished = run(tmp_path / "finished", tmp_path / "epoch=3.ckpt")  # no step is taken
+    assert same(state(finished), whole["state_dict"])
+
+
+@pytest.mark.filterwarnings(r"ignore:2 parameter\(s\) were added to the optimizer:torchbelay.BelayWarning")
+def test_a_checkpoint_that_is_saved_before_the_first_step_of_a_resumed_finetuning_has_its_average(
+    tmp_path: Path,
+) -> None:
+    class Saving(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "again.ckpt")
+
+    def run(*others: Callback, **given: Any) -> None:
+        folder = tmp_path / str(len(others))
+        fitted(folder, *others, BelayCallback(EMA), Unfreeze(), every_epoch(folder), model=Tuned(), **given)
+
+    run(epochs=2)
+    path = tmp_path / "0" / "epoch=1.ckpt"
+    run(Saving(), epochs=3, ckpt_path=path)
+    before, again = load(path), load(tmp_path / "again.ckpt")
+    for key in ("state_dict", "current_model_state", "torchbelay"):
+        assert same(before[key], again[key]), key
+
+
+def test_a_finetuning_with_another_method_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    class Noted(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            steps.append(trainer.global_step)
+
+    fitted(tmp_path, BelayCallback(EMA), Unfreeze(), every_epoch(tmp_path), model=Tuned(), epochs=1)
+    with pytest.raises(
+        ValueError, match=r"decay=0\.9.*decay=0\.5.* or remove 'torchbelay' from the checkpoint for a new"
+    ):
+        fitted(
+            tmp_path,
+            BelayCallback(SHORT),
+            Noted(),
+            Unfreeze(),
+            every_epoch(tmp_path),
+            model=Tuned(),
+            ckpt_path=tmp_path / "epoch=0.ckpt",
+        )
+    assert steps == []
 
 
 # Checkpoints of others -----------------------------------------------------------------------------------------------

@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, Unpack, cast
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -77,7 +75,7 @@ class BelayCallback(Callback):
         self.belay: Belay | None = None
         self._block = ExitStack()  # the block `averaged()` of a validation
         self._is_validating = False
-        self._state: Mapping[str, Any] | None = None  # of a checkpoint that was loaded before there was an optimizer
+        self._state: Mapping[str, Any] | None = None  # of a checkpoint, until the optimizers hold what it averages
         self._weights: dict[str, Any] | None = None  # those of the end of `fit`, if the model holds the average since
         self._logged = 0
 
@@ -90,15 +88,13 @@ class BelayCallback(Callback):
         Options.given(
             cast(OptionArguments, {k: v for k, v in self._options.items() if k not in ("spectators", "device")})
         )
-        for name, chosen in self._chosen().items():
+        places = {"validate": self._validate, "checkpoint": self._checkpoint, "finish": self._finish}
+        for name, chosen in places.items():
             if chosen not in (None, "average", *spectators):
                 known = ", ".join(map(repr, ("average", *spectators)))
                 raise ValueError(f"{name}={chosen!r} is no average; choose one of {known}, or None for the weights")
         if self._log_every is not None:
             arguments.whole("log_every_n_steps", self._log_every, low=1)
-
-    def _chosen(self) -> dict[str, str | None]:
-        return {"validate": self._validate, "checkpoint": self._checkpoint, "finish": self._finish}
 
     # From the beginning of a fit to its end --------------------------------------------------------------------------
 
@@ -114,17 +110,35 @@ class BelayCallback(Callback):
         """Attach to the optimizers, which have just been made of the weights on their device."""
         self.belay = Belay(pl_module, self._chosen_optimizers(trainer), self._method, **self._options)
         self._logged = trainer.global_step
-        if self._state:
-            self.belay.load_state_dict(self._state)
-        self._state = None
+        try:
+            self._load_state()
+        except ValueError:
+            held = {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
+            if all(id(p) in held for p in pl_module.parameters()):
+                raise  # else a later callback may add parameters (BaseFinetuning): tried again before the first step
         if self._log_every is not None and not trainer.loggers:
             _warn(trainer, f"log_every_n_steps={self._log_every} has no effect: the Trainer has no logger")
-        if self._checkpoint is not None and any(map(_is_of_weights_only, trainer.checkpoint_callbacks)):
+        saving = trainer.checkpoint_callbacks
+        if self._checkpoint is not None and any(getattr(each, "save_weights_only", False) for each in saving):
             _warn(
                 trainer,
                 "save_weights_only=True: Lightning asks no callback when it saves these checkpoints, so they hold the "
                 "weights and not the average; save whole checkpoints, or call callback.belay.save_average(path)",
             )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on from a checkpoint with parameters that the optimizers did not hold when the fit began."""
+        self._load_state()
+
+    def _load_state(self) -> None:
+        """Give the Belay the averages of a checkpoint; if they do not fit, nothing changes."""
+        if self.belay is None or not self._state:
+            return
+        try:
+            self.belay.load_state_dict(self._state)
+        except ValueError as error:
+            raise ValueError(f"{error}, or remove {_AVERAGES!r} from the checkpoint for a new average") from error
+        self._state = None
 
     def _chosen_optimizers(self, trainer: Trainer) -> list[Optimizer]:
         """Return the optimizers that the callback was given by position."""
@@ -168,12 +182,14 @@ class BelayCallback(Callback):
         """Let the model hold the average for good. The last checkpoints of the fit have been saved before."""
         if self.belay is None:
             return
+        self._load_state()
         if self._finish is not None:
             self._weights = _copied(trainer)  # for a checkpoint that is saved from now on
             self.belay.copy_to_model(self._finish)
         self.belay.detach()
 
     def _enter(self) -> None:
+        self._load_state()
         if self.belay is not None and self._validate is not None:
             self._block.enter_context(self.belay.averaged(self._validate))
             self._is_validating = True
@@ -213,6 +229,8 @@ class BelayCallback(Callback):
             if trainer.state.fn == TrainerFn.FITTING:  # a tuner's, which is loaded again before the optimizers step
                 checkpoint[_AVERAGES] = {each.state_key: each._state or {} for each in ours}
             return
+        for each in ours:
+            each._load_state()
         place = _Place(trainer, pl_module, checkpoint)
         if place.is_written:
             _save_model_states(trainer, ours, place)
@@ -320,12 +338,7 @@ def _all_of(trainer: Trainer) -> list[BelayCallback]:
 def _copied(trainer: Trainer) -> dict[str, Any]:
     """Return the model's state as the strategy saves it, with copies of its tensors in host memory."""
     state = trainer.strategy.lightning_module_state_dict()
-    return {name: _in_host_memory(t) if isinstance(t, Tensor) else t for name, t in state.items()}
-
-
-@torch.no_grad()
-def _in_host_memory(t: Tensor) -> Tensor:
-    return t.detach().clone() if t.device.type == "cpu" else t.detach().cpu()
+    return {name: t.detach().to("cpu", copy=True) if isinstance(t, Tensor) else t for name, t in state.items()}
 
 
 def _positions(optimizer: Any) -> int | list[int] | Literal["all"]:
@@ -339,10 +352,6 @@ def _positions(optimizer: Any) -> int | list[int] | Literal["all"]:
         f"optimizer={optimizer!r} is no position; give that of an optimizer in what configure_optimizers() returns, as "
         "0, several, as [0, 1], or 'all'"
     )
-
-
-def _is_of_weights_only(callback: Checkpoint) -> bool:
-    return bool(getattr(callback, "save_weights_only", False))
 
 
 def _warn(trainer: Trainer, message: str) -> None:
