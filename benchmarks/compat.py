@@ -1,9 +1,10 @@
 """Time the drop-ins of `torchbelay.compat` beside the classes they stand for: `python benchmarks/compat.py --help`.
 
 Both average the same model, in turns, in one process. A time is the median of one update, until the device is done and
-until the host is free. Nothing is reported while the two disagree. On a GPU the device is busy before each update, as
-it is after a backward pass, so that a class that waits for it shows that in the host's time. The numbers go to
-benchmarks/results/, from where `python benchmarks/report.py --no-figure` puts them into docs/performance.md.
+until the host is free; over the runs, the median of these. Nothing is reported while the two disagree. On a GPU the
+device is busy before each update, as it is after a backward pass, so that a class that waits for it shows that in the
+host's time. The numbers go to benchmarks/results/, from where `python benchmarks/report.py --no-figure` puts them into
+docs/performance.md.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,7 @@ DECAY = 0.999
 RESULTS = Path(__file__).parent / "results"
 TIMED = {"cuda": ("unet", "small"), "cpu": ("laptop", "small", "unet")}
 Make = Callable[[nn.Module], Any]
+Row = dict[str, Any]
 
 
 class Case(NamedTuple):
@@ -65,8 +67,10 @@ def cases() -> list[Case]:
         average.update_parameters(net)
 
     found = [
-        Case("AveragedModel, EMA of lists", *averaged_model(multi_avg_fn="get_ema_multi_avg_fn"), update_model),
-        Case("AveragedModel, EMA of one", *averaged_model(avg_fn="get_ema_avg_fn"), update_model),
+        Case(
+            "AveragedModel, EMA by `multi_avg_fn`", *averaged_model(multi_avg_fn="get_ema_multi_avg_fn"), update_model
+        ),
+        Case("AveragedModel, EMA by `avg_fn`", *averaged_model(avg_fn="get_ema_avg_fn"), update_model),
         Case("AveragedModel, SWA", *averaged_model(), update_model),
     ]
     if find_spec("diffusers"):
@@ -151,10 +155,39 @@ def compare(
     return {name: tuple(map(statistics.median, zip(*times, strict=True))) for name, times in found.items()}
 
 
+def measure(device: str, repeats: int) -> list[Row]:
+    """Time every case once, and print it."""
+    rows = []
+    for case in cases():
+        for name in TIMED[device]:
+            for dtype in ("float32", "bfloat16"):
+                times = compare(case, MODELS[name](), device, getattr(torch, dtype), repeats)
+                row = {"class": case.name, "model": name, "dtype": dtype} | {
+                    who: dict(zip(("host", "done"), some, strict=True)) for who, some in times.items()
+                }
+                rows.append(row)
+                ours, theirs = row["ours"]["done"], row["theirs"]["done"]
+                print(f"{case.name}, {name}, {dtype}: theirs {theirs:.2f} ms, ours {ours:.2f} ms", flush=True)
+    return rows
+
+
+def combine(runs: Sequence[Sequence[Row]]) -> list[Row]:
+    """Take the median over runs of every time: on a shared host some seconds are slow, for whatever runs then."""
+    return [
+        same[0]
+        | {
+            who: {what: statistics.median(row[who][what] for row in same) for what in ("host", "done")}
+            for who in ("ours", "theirs")
+        }
+        for same in zip(*runs, strict=True)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--repeats", type=int, default=21, help="updates per run and class (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="runs through all classes (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write JSON here (default: a file in benchmarks/results)"
     )
@@ -167,20 +200,12 @@ def main() -> None:
         "device": platform.machine() if on_cpu else torch.cuda.get_device_name(),
         "versions": versions(),
         "repeats": given.repeats,
-        "rows": [],
+        "runs": given.runs,
     }
     for case in cases():
         if not agree(case, given.device):
             raise SystemExit(f"{case.name}: the two disagree; nothing is reported")
-        for name in TIMED[given.device]:
-            for dtype in ("float32", "bfloat16"):
-                times = compare(case, MODELS[name](), given.device, getattr(torch, dtype), given.repeats)
-                row = {"class": case.name, "model": name, "dtype": dtype} | {
-                    who: dict(zip(("host", "done"), some, strict=True)) for who, some in times.items()
-                }
-                result["rows"].append(row)
-                ours, theirs = row["ours"]["done"], row["theirs"]["done"]
-                print(f"{case.name}, {name}, {dtype}: theirs {theirs:.2f} ms, ours {ours:.2f} ms", flush=True)
+    result["rows"] = combine([measure(given.device, given.repeats) for _ in range(given.runs)])
     out = given.out or RESULTS / ("compat_cpu.json" if on_cpu else "compat.json")
     out.write_text(json.dumps(result, indent=1) + "\n")
 

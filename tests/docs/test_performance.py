@@ -36,8 +36,10 @@ def added_bytes(name: str) -> float:
     "sentence",
     [
         f"The device takes {step('unet', BELAY, 'device'):.2f} and {step('small', BELAY, 'device'):.2f} ms.",
-        f"takes {step('small', ALONE) / step('small', BELAY):.1f} times as long at 2,000 tensors, and "
-        f"{step('small', ALONE, result=LATER) / step('small', REPORT.ONE_PASS, result=LATER):.1f} times in the later",
+        f"takes {step('small', ALONE) / step('small', BELAY):.1f} times as long as BELAY in one pass at 2,000 tensors. "
+        "In the later run [below](#an-ema-beside-adamw) it takes "
+        f"{step('small', ALONE, result=LATER) / step('small', REPORT.ONE_PASS, result=LATER):.1f} times as long as EMA "
+        "in one pass.",
         f"the kernel itself takes {REPORT.ms(RESULT, 'small', 'average', REPORT.EMA, 'device'):.2f} ms.",
         f"a pass over w1 and one average reaches {bandwidth(1):.2f} of a copy's bandwidth, and a pass over w1 and four "
         f"averages {bandwidth(4):.2f}.",
@@ -57,4 +59,4 @@ def test_the_table_of_drop_ins_on_a_gpu_has_both_types_in_a_row() -> None:
     assert head == "| class, model | theirs, float32 | ours | ratio | theirs, bfloat16 | ours | ratio |"
     first = {row["dtype"]: (row["theirs"]["done"], row["ours"]["done"]) for row in result["rows"][:2]}
     cells = [f"{x:.2f}" for theirs, ours in first.values() for x in (theirs, ours, ours / theirs)]
-    assert rows[0] == f"| AveragedModel, EMA of lists, 10M in 200 | {' | '.join(cells)} |"
+    assert rows[0] == f"| AveragedModel, EMA by `multi_avg_fn`, 10M in 200 | {' | '.join(cells)} |"
