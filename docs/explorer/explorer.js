@@ -942,7 +942,8 @@ function learningRateOf(state, s) {
 function adviceOf(s) {
   if (s.omega === 0) return "Give one of them a finite mass.";
   if (!s.isStable) return "Leave c1 and c2 out, or change the damping, before training with it.";
-  if (s.m1 === INF) return "For a longer memory raise the decay or lower k; to let the average steady the model make m1 finite.";
+  if (s.m1 === INF && s.follow === "after") return "For a longer memory raise the decay."; // an EMA, which most give by its decay
+  if (s.m1 === INF) return "For a longer memory lower k, which raises the decay; to let the average pull the weights make m1 finite.";
   if (s.m2 === INF) return "For less pull raise m1; to let the average follow give m2 a finite value.";
   return `For a longer memory lower k; for less pull raise m1 (m1 = inf is EMA); to train at the rate you are used to, multiply the optimizer's by ${formatG(1 / s.effectiveLrScale, 4)}.`;
 }

@@ -45,18 +45,28 @@ def test_a_learning_rate_is_judged_and_scaled(run, lr: str, verdict: str) -> Non
 def test_an_ema_is_given_by_its_decay_or_its_half_life(run, arguments: str) -> None:
     printed = run(f"explain {arguments}")
     assert printed.out.startswith("An ordinary average (EMA with decay 0.999)")
+    assert " ".join(printed.out.split("\n\n")[0].split()).endswith(" For a longer memory raise the decay.")
     assert printed.table["half-life"] == "692.801 steps"
     assert printed.table["effective learning rate"] == "1 of the optimizer's"
 
 
+@pytest.mark.parametrize("arguments", ["--decay 0.999", "--half-life 700", "--decay 0", "--decay 1"])
+def test_an_ema_has_no_rows_about_a_k_and_no_ema_to_match(run, arguments: str) -> None:
+    printed = run(f"explain {arguments} --steps 1000")
+    assert "left after 1,000 steps" in printed.table
+    assert not [label for label in printed.table if label.startswith("k ")]
+    assert "matched EMA" not in printed.table
+    assert not run(f"explain {arguments} --steps 1000 --json").json.keys() & {"tuned_for", "k_for_steps"}
+
+
 @pytest.mark.parametrize(
-    ("decay", "first", "half_life", "rate", "left", "speed"),
+    ("decay", "first", "half_life", "rate", "left"),
     [
-        ("0", "A copy of the weights (EMA with decay 0)", "0 steps", "1", "0 of the start", "forgets at once"),
-        ("1", "An average that stands still (EMA with decay 1)", "inf steps", "0", "1 of the start", "never forgets"),
+        ("0", "A copy of the weights (EMA with decay 0)", "0 steps", "1", "0 of the start"),
+        ("1", "An average that stands still (EMA with decay 1)", "inf steps", "0", "1 of the start"),
     ],
 )
-def test_the_ends_of_ema_are_explained_too(run, decay, first, half_life, rate, left, speed) -> None:
+def test_the_ends_of_ema_are_explained_too(run, decay, first, half_life, rate, left) -> None:
     printed = run(f"explain --decay {decay} --steps 100 --curvature 4 --lr 0.1")
     assert (printed.status, printed.err) == (0, "")
     assert " ".join(printed.out.split()).startswith(first)
@@ -65,8 +75,6 @@ def test_the_ends_of_ema_are_explained_too(run, decay, first, half_life, rate, l
     assert (table["left after 100 steps"], table["θ = m2/m1"]) == (left, "0")
     assert table["effective learning rate"] == "1 of the optimizer's, 0.1 at lr 0.1"
     assert table["stable at curvature 4"] == "lr < 0.5; lr 0.1 is below it"
-    assert table["k by the exact rule"] == table["k by the printed rule"]
-    assert table["k by the exact rule"].endswith(speed)
     assert run(f"explain --decay {decay} --json").status == 0
 
 
@@ -75,16 +83,23 @@ def test_decays_near_1_keep_their_digits(run) -> None:
 
 
 def test_a_run_of_T_steps_says_what_is_left_and_what_k_to_take(run) -> None:
-    table = run("explain --k 1 --m1 2000 --m2 500 --steps 1e4").table
-    tuned = ", if k = 1 was tuned for 1,000,000 steps"
+    table = run("explain --k 1 --m1 2000 --m2 500 --steps 1e4 --tuned-for 1e6").table
+    tuned = ", as k = 1 was tuned for 1,000,000 steps"
     exact = 1 - 0.99875**100
     assert table["left after 10,000 steps"] == f"{0.99875**10_000:.4g} of the start"
     assert table["k by the printed rule"] == f"100, decay 0.875{tuned}"
     assert table["k by the exact rule"] == f"{exact * 2 / (1 / 2000 + 1 / 500):.6g}, decay {1 - exact:.6g}{tuned}"
 
 
+def test_the_rule_for_k_is_applied_only_from_the_length_that_is_given(run) -> None:
+    assert "k by the" not in run("explain --k 1 --m1 2000 --m2 500 --steps 1e4").out
+    table = run("explain --k 1 --m1 2000 --m2 500 --steps 1e4 --tuned-for 2e4").table
+    assert table["k by the printed rule"] == "2, decay 0.9975, as k = 1 was tuned for 20,000 steps"
+    assert "the run that k was chosen for" in " ".join(run("explain --help").out.split())
+
+
 def test_if_the_printed_rule_makes_no_average_it_is_refused_and_the_exact_one_is_not(run) -> None:
-    table = run("explain --k 1 --m1 2000 --m2 500 --steps 500").table
+    table = run("explain --k 1 --m1 2000 --m2 500 --steps 500 --tuned-for 1e6").table
     assert re.match(
         r"refused: T=500 makes .* is no average; use rule='exact', or T > 1000,", table["k by the printed rule"]
     )
@@ -92,7 +107,7 @@ def test_if_the_printed_rule_makes_no_average_it_is_refused_and_the_exact_one_is
 
 
 def test_with_velocities_the_k_of_T_rule_is_refused_and_the_share_left_is_approximate(run) -> None:
-    table = run(f"explain {BELAY} --c1 5 --c2 10 --steps 30 --curvature 1").table
+    table = run(f"explain {BELAY} --c1 5 --c2 10 --steps 30 --tuned-for 60 --curvature 1").table
     assert table["regime"] == "underdamped"
     assert table["left after 30 steps"] == "about 0.0002483 of the start"
     assert table["stable at curvature 1"] == "lr < 0.4709"
@@ -107,7 +122,7 @@ def test_a_spring_that_no_ema_matches_says_none(run) -> None:
 @pytest.mark.parametrize("columns", [40, 61, 200])
 def test_everything_fits_the_terminal_and_no_word_is_lost(run, monkeypatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = run(f"explain {BELAY} --steps 100").out
+    out = run(f"explain {BELAY} --steps 100 --tuned-for 200").out
     assert max(map(len, out.splitlines())) <= columns
     assert " ".join(out.split("\n\n")[0].split()) == Spring(k=1, m1=10, m2=20).explain()
 
@@ -250,7 +265,7 @@ def test_json_has_every_digit_of_the_spring(run, arguments: str) -> None:
 
 def test_json_leaves_out_facts_whose_argument_was_not_given(run) -> None:
     asked = {"lr", "effective_lr", "curvature", "max_stable_lr", "max_stable_lr_of_sgd", "lr_is_stable", "steps"}
-    assert not run(f"explain {BELAY} --json").json.keys() & (asked | {"left_after_steps", "k_for_steps"})
+    assert not run(f"explain {BELAY} --json").json.keys() & (asked | {"left_after_steps", "tuned_for", "k_for_steps"})
 
 
 def test_json_writes_infinity_as_text(run) -> None:
@@ -260,8 +275,9 @@ def test_json_writes_infinity_as_text(run) -> None:
 
 @pytest.mark.parametrize("count", [500, 20_000])
 def test_json_has_both_rules(run, count: int) -> None:
-    got = run(f"explain --k 1 --m1 2000 --m2 500 --steps {count} --json").json
+    got = run(f"explain --k 1 --m1 2000 --m2 500 --steps {count} --tuned-for 1e6 --json").json
     spring = Spring.for_steps(count, m1=2000, m2=500, rule="exact")
+    assert got["tuned_for"] == 1_000_000
     assert (got["steps"], got["left_after_steps"]) == (count, Spring(k=1, m1=2000, m2=500).decay ** count)
     assert got["k_for_steps"]["exact"] == {"k": spring.k, "decay": spring.decay, "refused": None}
     printed = got["k_for_steps"]["printed"]
@@ -274,7 +290,7 @@ def test_json_has_both_rules(run, count: int) -> None:
 
 def test_the_rule_for_k_knows_dt(run) -> None:
     slow, unit = (
-        run(f"explain {arguments} --steps 100000 --json").json["k_for_steps"]
+        run(f"explain {arguments} --steps 100000 --tuned-for 1e6 --json").json["k_for_steps"]
         for arguments in ("--k .01 --dt 2 --m1 8 --m2 4", "--k .01 --m1 2 --m2 1")  # k·dt²/m is the same
     )
     assert slow == unit
@@ -284,7 +300,7 @@ def test_the_rule_for_k_knows_dt(run) -> None:
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "": "--k, --m1, --m2 missing; give",
+    "": "--k, --m1, --m2 missing; give --k, --m1 and --m2, or --decay, or --half-life, or --theta and --rate",
     "--m2 500": "--k, --m1 missing; give",
     "--k 1 --m1 10": "--m2 missing; give --k, --m1 and --m2, or --decay, or --half-life",
     "--decay 0.9 --k 1": "whole setting by itself; leave out --k",
@@ -305,7 +321,7 @@ WRONG = {
     "--k 1 --m1 inf --m2 2 --c1 3": "c1=3.0 with m1=inf",
     "--k 1 --m1 2 --m2 2 --c1 3 --follow after": "follow='after' with damping",
     "--k 3 --m1 9 --m2 1": "κ2 = k·dt²/(2·m2) = 1.5",
-    "--k 1 --m1 9 --m2 9 --dt 1e-200 --steps 9": "too large or too small",
+    "--k 1 --m1 9 --m2 9 --dt 1e-200 --steps 9 --tuned-for 99": "too large or too small",
     "--k one --m1 1 --m2 1": "argument --k: invalid number value: 'one'",
     "--k --m1 1 --m2 1": "argument --k: expected one argument",
     f"{BELAY} --follow behind": "argument --follow: invalid choice: 'behind'",
@@ -313,7 +329,10 @@ WRONG = {
     f"{BELAY} --steps 0": "argument --steps: '0' is not a whole number",
     f"{BELAY} --steps 2.5": "argument --steps: '2.5' is not a whole number",
     f"{BELAY} --steps inf": "argument --steps: 'inf' is not a whole number",
-    f"{BELAY} --steps many": "argument --steps: invalid steps value: 'many'",
+    f"{BELAY} --steps many": "argument --steps: 'many' is not a whole number of at least 1",
+    f"{BELAY} --tuned-for 1e6": "--tuned-for needs --steps",
+    "--decay 0.9 --steps 9 --tuned-for 1e6": "--tuned-for is the run that k was chosen for; leave it out, or give --k",
+    "--theta -0.5 --rate 0.1 --steps 9 --tuned-for 1e6": "--tuned-for is the run that k was chosen for; leave it out",
     f"{BELAY} --lr nan": "lr=nan is out of range",
     f"{BELAY} --lr -1": "lr=-1.0 is out of range",
     f"{BELAY} --curvature 0": "curvature=0.0 is out of range",
@@ -346,7 +365,7 @@ def test_an_unstable_spring_is_explained_with_one_line_of_warning(run, form: str
 
 
 def test_springs_derived_from_the_given_one_do_not_warn(run) -> None:
-    printed = run("explain --k 1 --m1 inf --m2 inf --steps 50")
+    printed = run("explain --k 1 --m1 inf --m2 inf --steps 50 --tuned-for 99")
     assert printed.err.count("\n") == printed.err.count("is unstable") == 1
 
 

@@ -165,7 +165,7 @@ WRONG = {
     "train:CONFIG": "train:CONFIG is dict, not a function; name one that takes a model and returns (update, read)",
     "train:single": "factory(model) returned function; it must return (update, read)",
     "train:averaging --steps 3": "steps=3 is too small; it needs steps ≥ 4",
-    "train:averaging --steps many": "argument --steps: invalid steps value: 'many'",
+    "train:averaging --steps many": "argument --steps: 'many' is not a whole number of at least 1",
     "train:averaging --every 0": "argument --every: '0' is not a whole number of at least 1",
     "": "the following arguments are required: MODULE:FACTORY",
 }

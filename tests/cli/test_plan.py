@@ -27,6 +27,17 @@ def test_json_has_the_numbers_of_the_formulas(run, mode: str, bits: int) -> None
         assert got[occasion] == {"bytes": getattr(right, occasion).bytes, "messages": getattr(right, occasion).messages}
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("7B", 7 * 10**9), ("1.5e9", 1_500_000_000), ("350M", 350_000_000), ("1.1b", 1_100_000_000), ("2T", 2 * 10**12)],
+)
+def test_numbers_of_weights_and_tensors_may_end_in_a_letter(run, text: str, count: int) -> None:
+    short, long = (run(f"plan --params {each} --ranks 2 --tensors {t}") for each, t in ((text, "2K"), (count, 2000)))
+    assert (short.status, short.err) == (0, "")
+    assert short.out == long.out
+    assert f"{count:,} weights" in short.out
+
+
 def test_the_shapes_have_all_weights() -> None:
     for weights in (1, 5, 1000, 123_457, 70_000_000_000):
         for tensors in (1, 3, 500):
@@ -60,7 +71,13 @@ def test_syncs_that_are_seldom_cost_less_per_step(run) -> None:
     ("line", "why"),
     [
         ("plan --params 1e9", "the following arguments are required: --ranks"),
-        ("plan --params 0 --ranks 2", "'0' is not a whole number of at least 1"),
+        ("plan --params 0 --ranks 2", "argument --params: '0' is not a whole number from 1 to 1e+18; write 7B, 7e9 or"),
+        ("plan --params 7X --ranks 2", "argument --params: '7X' is not a whole number from 1 to 1e+18; write 7B"),
+        ("plan --params B --ranks 2", "argument --params: 'B' is not a whole number"),
+        ("plan --params nan --ranks 2", "argument --params: 'nan' is not a whole number"),
+        ("plan --params 1e999999999 --ranks 2", "argument --params: '1e999999999' is not a whole number"),
+        ("plan --params 0.5K --ranks 2 --tensors 1.5", "argument --tensors: '1.5' is not a whole number"),
+        ("plan --params 1e9 --ranks 8B", "argument --ranks: '8B' is not a whole number of at least 1"),
         ("plan --params 1e9 --ranks 2 --bits 16", "argument --bits: invalid choice: 16"),
         ("plan --params 1e9 --ranks 2 --mode nonsense", "argument --mode: invalid choice: 'nonsense'"),
         ("plan --params 1e9 --ranks 2 --mode zero3 --bits 24", "--bits 24 is not for zero3"),

@@ -37,6 +37,22 @@ def test_the_rate_of_the_best_ema_scales_the_advice(run) -> None:
     assert got["alternatives"]["EMA"]["lr"] == pytest.approx(3e-4)
 
 
+def test_without_curvatures_and_lr_every_rate_has_its_unit_and_the_warning_comes_second(run) -> None:
+    printed = run("recommend --steps 300")
+    first, second, *_ = (" ".join(part.split()) for part in printed.out.split("\n\n"))
+    assert re.fullmatch(r"Use tb.* at a learning rate of [\d.]+/\(largest curvature\), for 300 steps\.", first)
+    assert second.startswith("Warning: No curvatures were given")
+    assert printed.out.count("typical spectrum") == 1
+    assert " ".join(printed.out.split()).count("/(largest curvature)") >= 1 + 1 + 3 + 1  # the warning names it too
+    assert run("recommend --steps 300 --json").json["lr_unit"] == "1/largest curvature"
+
+
+@pytest.mark.parametrize("known", ["--lr 3e-4", "--curvatures 2 0.2", "--curvatures 2 0.2 --lr 3e-4"])
+def test_rates_of_the_optimizer_have_no_unit(run, known: str) -> None:
+    assert "/(largest curvature)" not in " ".join(run(f"recommend --steps 300 {known}").out.split())
+    assert run(f"recommend --steps 300 {known} --json").json["lr_unit"] is None
+
+
 @pytest.fixture
 def reports(tmp_path: Path) -> Path:
     """A file as torchbelay train writes it."""

@@ -159,7 +159,7 @@ def test_without_matplotlib_the_cure_is_told_before_the_work(folder: Path, tmp_p
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["--target", "window(60)", "--picture", tmp_path / "a.png", "--out", tmp_path / "avg.safetensors"]
     assert call(folder, *words) == 2
-    assert "--picture needs matplotlib: pip install 'torchbelay[lab]'" in capsys.readouterr().err
+    assert "--picture needs matplotlib: pip install '.[lab]' in a clone of torchbelay" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

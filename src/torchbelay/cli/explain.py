@@ -22,8 +22,6 @@ from .parser import add_verb, number, steps
 if TYPE_CHECKING:
     from .parser import Commands
 
-TUNED_FOR = 1_000_000  # steps: the T0 of the paper's k(T) rule
-
 _NEEDED = ("k", "m1", "m2")
 _SPRING = (*_NEEDED, "c1", "c2", "dt", "follow", "force")
 
@@ -32,7 +30,7 @@ examples:
   torchbelay explain --k 1 --m1 2000 --m2 500
   torchbelay explain --k 1 --m1 10 --m2 20 --curvature 202 --lr 0.01
   torchbelay explain --k 1 --m1 10 --m2 20 --c1 5 --c2 10
-  torchbelay explain --k 1 --m1 inf --m2 500 --steps 10000
+  torchbelay explain --k 1 --m1 2000 --m2 500 --steps 10000 --tuned-for 1e6
   torchbelay explain --decay 0.999 --json
   torchbelay explain --theta -0.5 --rate 0.01 --beta1 0.9 --curvature 10 --lr 0.1
 """
@@ -72,8 +70,12 @@ def add(commands: "Commands") -> None:
     )
     option("--rate", type=number, metavar="C", help="averaging rate, 1 − decay")
     option = parser.add_argument_group("what to say about it").add_argument
+    option("--steps", type=steps, metavar="T", help="length of the run, for what is left of the start")
     option(
-        "--steps", type=steps, metavar="T", help="length of the run, for what is left of the start and the k(T) rule"
+        "--tuned-for",
+        type=steps,
+        metavar="T0",
+        help="length of the run that k was chosen for: says what k becomes for --steps, by the paper's k(T) rule",
     )
     option("--lr", type=number, help="the optimizer's learning rate")
     option(
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             setting = _setting(args)
             messages = [str(warning.message) for warning in caught]  # before other springs are derived from this one
-            facts = _facts(setting, args.lr, args.curvature, args.steps)
+            facts = _facts(setting, args.lr, args.curvature, args.steps, args.tuned_for)
             if args.beta1 is not None:
                 facts |= _momentum_facts(setting, facts, args.beta1)
         except (ValueError, TypeError) as error:
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     width = max(40, shutil.get_terminal_size().columns)
     print(textwrap.fill(facts["explanation"], width), end="\n\n")
-    rows = _rows(facts)
+    rows = _rows(facts, ema=args.decay is not None or args.half_life is not None)
     margin = max(len(label) for label, _ in rows) + 2
     for label, value in rows:
         print(textwrap.fill(value, width, initial_indent=label.ljust(margin), subsequent_indent=" " * margin))
@@ -115,6 +117,11 @@ def _setting(args: argparse.Namespace) -> Spring | Limit | centred:
     """Return what the arguments describe: by k and masses, by decay, by half-life, or by θ and rate."""
     given = {name: value for name in _SPRING if (value := getattr(args, name)) is not None}
     ema = {name: value for name in ("decay", "half_life") if (value := getattr(args, name)) is not None}
+    if args.tuned_for is not None:
+        if args.k is None:
+            raise ValueError("--tuned-for is the run that k was chosen for; leave it out, or give --k, --m1 and --m2")
+        if args.steps is None:
+            raise ValueError("--tuned-for needs --steps, the length of the run that k is wanted for")
     if args.theta is not None or args.rate is not None:
         if extra := [name.replace("_", "-") for name in (*given, *ema)]:
             raise ValueError(f"--theta and --rate are a whole setting by themselves; leave out --{', --'.join(extra)}")
@@ -128,11 +135,20 @@ def _setting(args: argparse.Namespace) -> Spring | Limit | centred:
             return Limit(args.decay)
         return Spring.ema(args.decay, half_life=args.half_life)
     if missing := [name for name in _NEEDED if name not in given]:
-        raise ValueError(f"--{', --'.join(missing)} missing; give --k, --m1 and --m2, or --decay, or --half-life")
+        raise ValueError(
+            f"--{', --'.join(missing)} missing; give --k, --m1 and --m2, or --decay, or --half-life, "
+            "or --theta and --rate"
+        )
     return Spring(**given)
 
 
-def _facts(s: Spring | Limit | centred, lr: float | None, curvature: float | None, steps: int | None) -> dict[str, Any]:
+def _facts(
+    s: Spring | Limit | centred,
+    lr: float | None,
+    curvature: float | None,
+    steps: int | None,
+    tuned_for: int | None = None,
+) -> dict[str, Any]:
     """Return all facts about a setting, under the names that --json prints."""
     facts = _family_facts(s) if isinstance(s, centred) else _spring_facts(s)
     scale = facts["effective_lr_scale"]
@@ -146,8 +162,10 @@ def _facts(s: Spring | Limit | centred, lr: float | None, curvature: float | Non
     if steps is not None:  # with velocities decay^T is the law of the long run
         decay = facts["decay"]
         facts |= {"steps": steps, "left_after_steps": decay**steps if decay <= 1 else math.inf}
-        if not isinstance(s, centred):
-            facts["k_for_steps"] = {"printed": _rescaled(s, steps, "printed"), "exact": _rescaled(s, steps, "exact")}
+        if tuned_for is not None and isinstance(s, Spring):
+            rules: tuple[Rule, ...] = ("printed", "exact")
+            facts["tuned_for"] = tuned_for
+            facts["k_for_steps"] = {rule: _rescaled(s, steps, tuned_for, rule) for rule in rules}
     return facts
 
 
@@ -194,27 +212,24 @@ def _momentum_facts(s: Spring | Limit | centred, facts: dict[str, Any], beta1: f
     return found
 
 
-def _rescaled(s: Spring | Limit, steps: int, rule: Rule) -> dict[str, Any]:
-    """Return k and decay for a run of this length, if k was tuned for TUNED_FOR steps; or why the rule is refused."""
+def _rescaled(s: Spring, steps: int, tuned_for: int, rule: Rule) -> dict[str, Any]:
+    """Return k and decay for a run of this length, if k was tuned for another; or why the rule is refused."""
     try:
-        if isinstance(s, Limit):
-            speed = "never forgets" if s.decay else "forgets at once"
-            raise ValueError(f"the rule rescales how fast an average forgets, and this one {speed}")
         if s.has_velocity:
             raise ValueError("the rule is about velocity-free springs; leave c1 and c2 out")
         m1, m2 = s.m1 / s.dt**2, s.m2 / s.dt**2  # the rule has Δt = 1, and only k·Δt²/m matters
-        rescaled = Spring.for_steps(steps, m1=m1, m2=m2, k0=s.k, T0=TUNED_FOR, rule=rule)
+        rescaled = Spring.for_steps(steps, m1=m1, m2=m2, k0=s.k, T0=tuned_for, rule=rule)
     except ValueError as why:
         return {"k": None, "decay": None, "refused": str(why)}
     return {"k": rescaled.k, "decay": rescaled.decay, "refused": None}
 
 
-def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts as (label, value), the lines of a table."""
+def _rows(f: dict[str, Any], *, ema: bool) -> list[tuple[str, str]]:
+    """Return the facts as (label, value), the lines of a table; an EMA that was given as such matches itself."""
     absolute = f", {f['effective_lr']:.4g} at lr {f['lr']:g}" if "lr" in f else ""
     matched = "none"
-    if ema := f["matched_ema"]:
-        matched = f"decay {ema['decay']:.10g} at {ema['lr_scale']:.4g} of the learning rate{absolute}"
+    if found := f["matched_ema"]:
+        matched = f"decay {found['decay']:.10g} at {found['lr_scale']:.4g} of the learning rate{absolute}"
     rows = [("regime", f["regime"])]
     if "alpha" in f:
         rows += [("α, β", f"{f['alpha']:.10g}, {f['beta']:.10g}"), ("κ1 + κ2", f"{f['kappa1'] + f['kappa2']:.6g}")]
@@ -223,8 +238,9 @@ def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
         ("half-life", f"{f['half_life']:.6g} steps"),
         ("θ = m2/m1" if "spring" in f else "θ", f"{f['theta']:.6g}"),
         ("effective learning rate", f"{f['effective_lr_scale']:.4g} of the optimizer's{absolute}"),
-        ("matched EMA", matched),
     ]
+    if not ema:
+        rows.append(("matched EMA", matched))
     if "curvature" in f:
         verdict = "" if "beta1" in f else _verdict(f, "lr_is_stable")  # the optimizer that is used decides
         rows.append((f"stable at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr']:.4g}{verdict}"))
@@ -238,13 +254,17 @@ def _rows(f: dict[str, Any]) -> list[tuple[str, str]]:
             rows.append(("floor of θ", f"{f['theta_floor']:.4g}"))
     if "steps" in f:
         about = "" if f["regime"] == "velocity-free" else "about "
-        shown = f"{f['steps']:,}" if f["steps"] < 1e15 else f"{f['steps']:.6g}"
-        rows.append((f"left after {shown} steps", f"{about}{f['left_after_steps']:.4g} of the start"))
-        tuned = f", if k = {f['spring']['k']:.6g} was tuned for {TUNED_FOR:,} steps" if "spring" in f else ""
-        for rule, at in f.get("k_for_steps", {}).items():
+        rows.append((f"left after {_count(f['steps'])} steps", f"{about}{f['left_after_steps']:.4g} of the start"))
+    if "tuned_for" in f:
+        tuned = f", as k = {f['spring']['k']:.6g} was tuned for {_count(f['tuned_for'])} steps"
+        for rule, at in f["k_for_steps"].items():
             value = f"refused: {at['refused']}" if at["refused"] else f"{at['k']:.6g}, decay {at['decay']:.6g}{tuned}"
             rows.append((f"k by the {rule} rule", value))
     return rows
+
+
+def _count(steps: int) -> str:
+    return f"{steps:,}" if steps < 1e15 else f"{steps:.6g}"
 
 
 def _verdict(f: dict[str, Any], name: str) -> str:

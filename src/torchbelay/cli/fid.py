@@ -15,7 +15,8 @@ examples:
   torchbelay fid runs/mnist-edm-belay-seed0
   torchbelay fid runs/mnist-edm-belay-seed0 --samples 50000 --weights w1
 
-Fewer samples give a larger distance: compare only equal numbers of samples. Needs torchbelay[fid].
+Fewer samples give a larger distance: compare only equal numbers of samples. Needs pip install '.[fid]' in a
+clone of torchbelay.
 """
 
 

@@ -5,12 +5,15 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
 
+LARGEST_COUNT = 10**18  # of weights or tensors
+_SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 LARGEST_SEED = 2**32 - 1  # experiments derive several seeds from this one, and torch takes 64 bits
 
 
@@ -65,9 +68,33 @@ def number(text: str) -> float:
 
 def steps(text: str) -> int:
     """Read a whole number of at least 1; 1e6 is allowed."""
-    count = float(text)
+    try:
+        count = float(text)
+    except ValueError:
+        count = 0.0
     if not (count.is_integer() and count >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(count)
+
+
+def many(text: str) -> int:
+    """Read a large whole number, which may end in K, M, B or T.
+
+    >>> many("7B"), many("1.5e9"), many("350M")
+    (7000000000, 1500000000, 350000000)
+    """
+    digits, factor = text, 1
+    if text[-1:].upper() in _SUFFIXES:
+        digits, factor = text[:-1], _SUFFIXES[text[-1].upper()]
+    try:
+        count = Decimal(digits) * factor
+    except ArithmeticError:
+        count = Decimal(0)
+    if not (count.is_finite() and 1 <= count <= LARGEST_COUNT and count == count.to_integral_value()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from 1 to {LARGEST_COUNT:.0e}; write 7B, 7e9 or 7000000000 (K, M, B and T "
+            "are 1e3, 1e6, 1e9 and 1e12)"
+        )
     return int(count)
 
 
@@ -95,7 +122,7 @@ def run_lab(args: argparse.Namespace, load: Callable[[], Callable[[], int]], int
 
             work = load()
         except ModuleNotFoundError as missing:
-            parser.error(f"this needs {missing.name}: pip install 'torchbelay[lab]'")
+            parser.error(f"this needs {missing.name}: pip install '.[lab]' in a clone of torchbelay")
         try:
             return work()
         except LabError as error:

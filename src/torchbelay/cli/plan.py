@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from .parser import add_verb, steps
+from .parser import add_verb, many, steps
 
 if TYPE_CHECKING:
     from torchbelay.belay.cost import Cost, Sent
@@ -19,8 +19,8 @@ _WHOLE = ("zero3", "workers")  # these keep whole float32 numbers
 _MOST_TENSORS = 100_000  # of which the costs take about a second; models have some thousands
 _EXAMPLES = """\
 examples:
-  torchbelay plan --params 70e9 --ranks 1024                    all modes
-  torchbelay plan --params 70e9 --ranks 1024 --mode ddp-sharded --bits 24
+  torchbelay plan --params 70B --ranks 1024                     all modes
+  torchbelay plan --params 70B --ranks 1024 --mode ddp-sharded --bits 24
   torchbelay plan --params 1e9 --ranks 8 --mode workers --every 500
 
 modes:
@@ -45,11 +45,11 @@ def add(commands: "Commands") -> None:
         examples=_EXAMPLES,
     )
     option = parser.add_argument
-    option("--params", type=steps, required=True, metavar="P", help="weights of the model, as 70e9")
+    option("--params", type=many, required=True, metavar="P", help="weights of the model, as 70B or 70e9")
     option("--ranks", type=steps, required=True, metavar="N", help="processes, one per GPU")
     option("--mode", choices=_MODES, help="how the model is spread (default: all modes)")
     option("--bits", type=int, choices=(32, 24), default=32, help="of each number of the average (default: 32)")
-    option("--tensors", type=steps, default=500, metavar="T", help="tensors that have the weights (default: 500)")
+    option("--tensors", type=many, default=500, metavar="T", help="tensors that have the weights (default: 500)")
     option("--every", type=steps, default=1, metavar="H", help="steps between two syncs of workers (default: 1)")
     option("--json", action="store_true", help="one JSON object with every digit")
 

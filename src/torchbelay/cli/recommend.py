@@ -34,7 +34,8 @@ examples:
 A line of the file of --from-run is a JSON object with step, lr, the loss of the weights (w1, or loss) and the loss of
 the average (w2); torchbelay train writes such files. The function of --probe takes no arguments and returns (model,
 loss) for SGD, or (model, loss, optimizer) for an Adam that has stepped; loss() is the loss on a large fixed batch. The
-advice is exact for a quadratic with noisy gradients.
+advice is exact for a quadratic with noisy gradients. In the output of --json, lr_unit is null if learning rates are
+those of the optimizer, or what they are multiples of.
 """
 
 
@@ -181,6 +182,7 @@ def _facts(advice: Advice, measured: "Spectrum | None") -> dict[str, Any]:
     return {
         "steps": advice.steps,
         "beta1": advice.beta1,
+        "lr_unit": advice.lr_unit,
         **_setting(advice.best),
         "theta_floor": advice.floor,
         "alternatives": others,

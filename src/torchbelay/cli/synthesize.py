@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         except (ValueError, TypeError, OSError) as error:
             parser.error(str(error))
         except ModuleNotFoundError as missing:
-            parser.error(f"--picture needs {missing.name}: pip install 'torchbelay[lab]'")
+            parser.error(f"--picture needs {missing.name}: pip install '.[lab]' in a clone of torchbelay")
         except KeyboardInterrupt:
             sys.stderr.write(f"{parser.prog}: stopped; nothing is half-written\n")
             return 130  # 128 + SIGINT, as shells report it

@@ -15,7 +15,7 @@ examples:
   torchbelay train --list                              the presets, with the paper's results
   torchbelay train mnist-edm-belay --budget 10m        ten minutes on this machine
   torchbelay train cifar10-small-ema --budget 2Mimg    two million images; masses and schedule are scaled to them
-  torchbelay train table1-belay --lr 1e-3 --out runs/trial --dry-run
+  torchbelay train table1-belay --lr 3e-4 --out runs/trial --dry-run
   torchrun --nproc-per-node 8 -m torchbelay.cli train cifar10-belay
 
 Ctrl-C stops after the step and saves it; the same command continues from there, bit for bit. RUN holds options.json,

@@ -177,8 +177,12 @@ def _advice(s: "Spring") -> str:
         return "Give one of them a finite mass."
     if not s.is_stable:
         return "Leave c1 and c2 out, or change the damping, before training with it."
+    if s.m1 == math.inf and s.follow == "after":  # an EMA, which most give by its decay
+        return "For a longer memory raise the decay."
     if s.m1 == math.inf:
-        return "For a longer memory raise the decay or lower k; to let the average steady the model make m1 finite."
+        return (
+            "For a longer memory lower k, which raises the decay; to let the average pull the weights make m1 finite."
+        )
     if s.m2 == math.inf:
         return "For less pull raise m1; to let the average follow give m2 a finite value."
     return (

@@ -64,6 +64,8 @@ class Advice:
     alternatives: dict[str, Setting]  # "EMA" and "schedule-free", each at its best on the same quadratic
     problem: Quadratic
     warnings: tuple[str, ...] = field(default=())
+    lr_unit: str | None = None  # what learning rates are multiples of; None if they are rates for the optimizer
+    measured: bool = False  # the curvatures are those of a network, by `measure_curvatures`
 
     @property
     def floor(self) -> float:
@@ -79,7 +81,7 @@ class Advice:
 
     @property
     def lr(self) -> float:
-        """The recommended learning rate."""
+        """The recommended learning rate, a multiple of `lr_unit` if there is one."""
         return self.best.lr
 
     @property
@@ -157,7 +159,8 @@ def recommend(
     best = next(each for each in (ema, *candidates) if each.loss.total <= (SIMPLER if each is ema else 1) * least)
     if best.loss.noise == 0 and any(each.noise for each in small.directions):
         raise ArithmeticError("the losses of this quadratic are too small to compute with; use moderate numbers")
-    warnings = [*caveats, *_warnings(small, best, count, curvatures is None and lr is None)]
+    unknown = curvatures is None and lr is None
+    warnings = [*caveats, *_warnings(small, best, count, unknown)]
     if known and not known / NEAR * AROUND < best.lr < known * NEAR / AROUND:
         warnings.append(
             f"On this quadratic a learning rate further from the run's {known:.3g} would be better still, but the run "
@@ -173,7 +176,16 @@ def recommend(
         scale = arguments.number("lr", lr, low=0) / ema.lr
         alternatives = {name: _scaled(each, scale) for name, each in alternatives.items()}
         best = _scaled(best, scale)
-    return Advice(count, beta, best, alternatives, problem, tuple(warnings))
+    return Advice(
+        count,
+        beta,
+        best,
+        alternatives,
+        problem,
+        tuple(warnings),
+        lr_unit=recommend_words.UNIT if unknown else None,
+        measured=isinstance(curvatures, Spectrum),
+    )
 
 
 # The search ----------------------------------------------------------------------------------------------------------
@@ -271,10 +283,7 @@ def _warnings(problem: Quadratic, best: Setting, steps: int, unknown: bool) -> l
     """Return what makes the advice doubtful."""
     found = []
     if unknown:
-        found.append(
-            "No curvatures were given: a typical spectrum stands for them, and learning rates are in units of "
-            "1/(largest curvature). Give curvatures, or the learning rate that is best for an EMA."
-        )
+        found.append(recommend_words.NO_CURVATURES)
     if best.loss.bias > 0.5 * problem.start:
         found.append(
             f"After {steps:,} steps most of the way is still to go: the run is too short for any average to matter."

@@ -8,17 +8,19 @@ from .methods.centred import centred
 if TYPE_CHECKING:
     from .recommend import Advice, Setting
 
+UNIT = "1/largest curvature"  # of learning rates, if nothing says how large the curvatures are
+NO_CURVATURES = (
+    "No curvatures were given: a typical spectrum stands for them, and learning rates are in units of "
+    "1/(largest curvature). Give curvatures, or the learning rate that is best for an EMA."
+)
+
 
 def explain(advice: "Advice") -> str:
     """Return the advice as paragraphs; `Advice.explain()` calls this."""
-    parts = [_what(advice), _why(advice), _range(advice), _comparison(advice)]
-    parts += [f"Warning: {warning}" for warning in advice.warnings]
-    parts.append(
-        "All of this is exact for a quadratic with noisy gradients, that of schedule-free to about 3% if most of its "
-        "loss is noise. A network decides: its curvature drifts, which favours shorter averages. Try two and four "
-        "times the averaging rate as well, and an EMA beside it."
-    )
-    return "\n\n".join(parts)
+    units = [each for each in advice.warnings if each == NO_CURVATURES]  # beside the first learning rate
+    others = [each for each in advice.warnings if each != NO_CURVATURES]
+    parts = [_what(advice), *map(_warning, units), _why(advice), _range(advice), _comparison(advice)]
+    return "\n\n".join([*parts, *map(_warning, others), _worth(advice)])
 
 
 def call(setting: "Setting") -> str:
@@ -39,8 +41,17 @@ def _rate(setting: "Setting") -> float:
     return setting.method.rate
 
 
+def _warning(text: str) -> str:
+    return f"Warning: {text}"
+
+
+def _lr(advice: "Advice", value: float) -> str:
+    """Return a learning rate with its unit."""
+    return f"{value:.3g}" if advice.lr_unit is None else f"{value:.3g}/(largest curvature)"
+
+
 def _what(advice: "Advice") -> str:
-    return f"Use {call(advice.best)} at a learning rate of {advice.lr:.3g}, for {advice.steps:,} steps."
+    return f"Use {call(advice.best)} at a learning rate of {_lr(advice, advice.lr)}, for {advice.steps:,} steps."
 
 
 def _why(advice: "Advice") -> str:
@@ -95,8 +106,8 @@ def _range(advice: "Advice") -> str:
     free = not isinstance(advice.best.method, centred)
     above = "its first steps let the loss grow" if free else "it diverges on the quadratic"
     return (
-        f"Learning rates from {low:.3g} to {high:.3g}, {wide}, leave at most 10% more loss. Above "
-        f"{advice.best.limit:.3g} {above}."
+        f"Learning rates from {_lr(advice, low)} to {_lr(advice, high)}, {wide}, leave at most 10% more loss. Above "
+        f"{_lr(advice, advice.best.limit)} {above}."
     )
 
 
@@ -111,5 +122,20 @@ def _comparison(advice: "Advice") -> str:
             if advice.loss.total
             else (f"a loss of {other.loss.total:.3g}")
         )
-        said.append(f"{name}, {call(other)} at its best learning rate {other.lr:.3g}{around}, leaves {left}.")
+        lr = _lr(advice, other.lr)
+        said.append(f"{name}, {call(other)} at its best learning rate {lr}{around}, leaves {left}.")
     return "On the same quadratic: " + " ".join(said)
+
+
+def _worth(advice: "Advice") -> str:
+    """Return what the advice is worth on a network."""
+    said = (
+        "All of this is exact for a quadratic with noisy gradients, that of schedule-free to about 3% if most of its "
+        "loss is noise. A network decides: its curvature drifts, which favours shorter averages. "
+    )
+    if advice.measured:
+        said += (
+            "On the few small networks that we tried, advice from measured curvatures was bad: up to several times the "
+            "best loss with SGD, worse with Adam. "
+        )
+    return f"{said}Try two and four times the averaging rate as well, and run an EMA beside it."

@@ -32,7 +32,7 @@ class centred:
 
     While θ moves, a/b is not θ. `settled(step, lr)` has the numbers of a θ that stands still.
 
-    When to use it: in experiments on the pull alone, at an equal averaging rate and an equal effective learning rate.
+    When to use it: with −1 < θ < 0, to survive a learning rate that is high. In experiments, to change the pull alone.
 
     Reference: this library; θ is `Coupling.theta`. θ < 0: Defazio et al., "Smoothing DiLoCo with primal averaging for
     faster training of LLMs", 2025.

@@ -20,7 +20,8 @@ class easgd(Unscaled):
     Give α, or ρ for α = lr·ρ. `every` is the paper's communication period τ. With several workers
     (`Belay(..., workers=group)`) all hang on one centre: w2' = w2 + α·Σ(w1_i − w2).
 
-    When to use it: to compare with BELAY. EASGD applies the whole update to the weights; BELAY applies 1 − κ1 of it.
+    When to use it: with several workers, which are each pulled to one average. With one worker, to compare with BELAY:
+    EASGD applies the whole update to the weights, BELAY applies 1 − κ1 of it.
 
     Reference: Zhang, Choromanska, LeCun, "Deep learning with elastic averaging SGD", 2015, Eqs. 5, 6 and Algorithm 1.
 
