@@ -73,5 +73,5 @@ def test_an_arm_that_was_not_run_is_not_judged() -> None:
 
 def test_the_part_records_what_the_rules_read_and_draws_their_figure() -> None:
     records = overhead.run(Settings(quick=True), lambda n: None)
-    assert all(len(judged(claim, records).numbers) == 6 for claim in BY_ID)
+    assert all(len(judged(claim, records).numbers) == 7 for claim in BY_ID)
     assert {claim.plate for claim in CLAIMS} == {plate.name for plate in overhead.draw(records)}

@@ -49,6 +49,8 @@ def _judge(records: Records, arm: str) -> Finding:
             value = f"{r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})"
             numbers.append((f"time of a step, {name} network: {arm} ÷ {rival}", value))
     numbers.append((f"bytes per weight: no averaging, EMA, {arm}", f"{alone:.1f}, {with_ema:.1f}, {own:.1f}"))
+    copy = belay["bytes"].get("copy", 0) / belay["weights"]
+    numbers.append(("of these, a copy of the weights that is kept for the next step on a CPU alone", f"{copy:.1f}"))
     numbers.append(("further bytes per weight during the update", f"{during:.1f}"))
     return find(tests, summary, tuple(numbers))
 
