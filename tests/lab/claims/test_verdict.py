@@ -11,7 +11,7 @@ HOLDS, IN_PART, FAILS, UNDECIDED, OPEN = Answer.HOLDS, Answer.IN_PART, Answer.FA
 
 def test_missing_parts_are_named_and_present_ones_are_not() -> None:
     claim = Claim("C0", "text", "rule", ("a", "b", "c"), lambda records: Finding(HOLDS, "never asked"))
-    assert judge_claim(claim, {"b": []}).finding.summary == "needs a, c, which has not been run"
+    assert judge_claim(claim, {"b": []}).finding.summary == "needs a and c, which have not been run"
 
 
 def test_a_rule_sees_the_records() -> None:

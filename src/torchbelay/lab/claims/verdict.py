@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torchbelay.lab.answer import Answer as Answer  # every claim has one
 from torchbelay.lab.part import Record
+from torchbelay.lab.report.words import listed
 
 Records = Mapping[str, Sequence[Record]]  # the records of each part, by the part's name
 Numbers = tuple[tuple[str, str], ...]  # what was measured, and its value
@@ -54,7 +55,8 @@ def judge_claim(claim: Claim, records: Records) -> Verdict:
     """Judge a claim. If a part that it needs has not been run, the finding names that part."""
     missing = [part for part in claim.needs if part not in records]
     if missing:
-        return Verdict(claim, Finding(Answer.OPEN, f"needs {', '.join(missing)}, which has not been run"))
+        run = "has" if len(missing) == 1 else "have"
+        return Verdict(claim, Finding(Answer.OPEN, f"needs {listed(missing)}, which {run} not been run"))
     return Verdict(claim, claim.judge(records))
 
 

@@ -111,12 +111,14 @@ def test_a_dry_run_tells_everything_and_writes_nothing(command: Callable[..., Pr
         "BELAY: Spring(k=1.0, m1=200.0, m2=50.0)",
         f"half-life {math.log(0.5) / math.log(1 - 0.0125):.4g} steps, 0.28% of the run; θ = 0.25",
         "0.05 for Adam",
+        "At lr 0.05 nothing trained from a cold start in our runs (docs/paper.md); give --lr 3e-4",
         "loss .042 train / .040 test, FID 15.2",
         "runs/table1-belay-seed0: new",
         "nothing was run, and nothing written",
     ]
     for text in expected:
         assert text in printed.out
+    assert "nothing trained" not in command("train table1-belay --dry-run --lr 3e-4 --device cpu").out
     assert files(tmp_path) == set()
 
 
@@ -147,8 +149,11 @@ def test_the_list_says_of_every_preset_what_it_is_and_what_the_paper_has(command
         assert rows[f"{stem}-matched"] == (
             "the EMA matched to BELAY: its averaging rate, at its effective learning rate"
         )
-    above = lines[lines.index(next(line for line in lines if "table1-belay" in line)) - 1]
+    first = lines.index(next(line for line in lines if "table1-belay" in line))
+    above, caution = lines[first - 2 : first]
     assert re.fullmatch(r"Table 1: NCSNv2 on MNIST; .* \(25\.6M images, lr 0\.05\)", above)
+    assert caution == "At lr 0.05 nothing trained from a cold start in our runs (docs/paper.md); give --lr 3e-4."
+    assert printed.out.count("nothing trained") == 1  # of the other presets, all train
 
 
 def test_a_dry_run_refuses_the_data_that_a_run_would(
@@ -249,7 +254,8 @@ def test_what_is_not_installed_is_said_with_a_cure(
     for line in ("train --list", "sample x", "fid x"):
         printed = command(line)
         assert (printed.status, printed.out) == (2, "")
-        assert printed.err == f"torchbelay {line.split()[0]}: this needs rich.console: pip install 'torchbelay[lab]'\n"
+        said = "this needs rich.console: pip install '.[lab]' in a clone of torchbelay"
+        assert printed.err == f"torchbelay {line.split()[0]}: {said}\n"
 
 
 def test_an_interruption_before_the_first_step_is_one_line(

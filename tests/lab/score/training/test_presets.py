@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchbelay.lab.part import LabError
-from torchbelay.lab.score.studies import stretch
+from torchbelay.lab.score.studies import PAPER_RATE, SAFE_RATE, stretch
 from torchbelay.lab.score.training.presets import PRESETS, Preset, find
 from torchbelay.physics.spring import Spring
 
@@ -54,6 +54,14 @@ def test_table_1_has_the_papers_numbers() -> None:
     assert all(value in PRESETS["table1-ema"].paper for value in (".056", ".061", "18.1"))
     assert method("table1-ema").decay == pytest.approx(Spring(k=1.0, m1=math.inf, m2=500.0).decay)  # BELAY as m1 → ∞
     assert method("table1-equal").decay == pytest.approx(0.99875)
+
+
+def test_presets_at_the_papers_rate_name_the_rate_at_which_no_network_is_lost() -> None:
+    cautious = [name for name, preset in PRESETS.items() if preset.caution()]
+    assert cautious == [name for name, preset in PRESETS.items() if preset.lr == PAPER_RATE] == NAMES[:6]
+    for name in cautious:
+        assert float(PRESETS[name].caution().rpartition("--lr ")[2]) == SAFE_RATE
+        assert not PRESETS[name].caution(SAFE_RATE)
 
 
 def test_the_appendixs_masses_say_what_the_paper_draws_of_them() -> None:

@@ -68,6 +68,8 @@ def show_presets(console: Console | None = None) -> int:
             table.add_row(f"  {preset.name}", escape(preset.averaged + paper))
         length = f"{_image_count(preset.images)} images, lr {preset.lr:g}"
         console.print(f"{about} ({length})", highlight=False, markup=False, style="bold")
+        if caution := preset.caution():
+            console.print(f"{caution}.", highlight=False, markup=False)
         console.print(table)
     return 0
 
@@ -103,6 +105,8 @@ def _plan_rows(request: TrainingRequest) -> Iterator[tuple[str, str]]:
             yield "", _spring_text(method, plan)
     ramp = f", after a ramp over the first {preset.ramp:.0%} of the steps" if preset.ramp else ""
     yield "learning rate", f"{lane.actual_lr:.4g} for Adam, {lane.effective_lr:.4g} effective{ramp}"
+    if caution := preset.caution(request.lr):
+        yield "caution", caution
     yield "loss", preset.objective.reduction
     yield "device", f"{device}{', compiled' if request.compile else ''}"
     yield "seed", str(request.seed)

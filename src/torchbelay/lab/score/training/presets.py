@@ -32,6 +32,7 @@ from torchbelay.physics.spring import Spring
 MATCHED_TEXT = "the EMA matched to BELAY: its averaging rate, at its effective learning rate"
 EQUAL_TEXT = "the EMA of BELAY's averaging rate, at the nominal learning rate"
 CURVES = "train and test loss over iterations, drawn without numbers"
+CURE = "3e-4"  # SAFE_RATE as an argument of the command
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,19 @@ class Preset:
     def steps(self) -> int:
         """The length of the run, for which the masses are chosen."""
         return self.images // self.batch
+
+    def caution(self, lr: float | None = None) -> str:
+        """Return a warning if nothing trained at this learning rate, by default the preset's; else nothing.
+
+        >>> find("table1-belay").caution()
+        'At lr 0.05 nothing trained from a cold start in our runs (docs/paper.md); give --lr 3e-4'
+        >>> find("table1-belay").caution(3e-4), find("mnist-edm-belay").caution()
+        ('', '')
+        """
+        chosen = self.lr if lr is None else lr
+        if self.lr != PAPER_RATE or chosen < PAPER_RATE:
+            return ""
+        return f"At lr {PAPER_RATE:g} nothing trained from a cold start in our runs (docs/paper.md); give --lr {CURE}"
 
     def lane(self, share: float = 1.0, lr: float | None = None) -> Lane:
         """Return the arm and rate for a run `share` times as long; the average spans the same share of the run."""
