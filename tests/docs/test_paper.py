@@ -26,7 +26,15 @@ from torchbelay.lab.part import Plate, Table
 from torchbelay.lab.registry import PARTS
 from torchbelay.lab.score import figure4, penalty, studies, warm_up
 from torchbelay.lab.score.analysis import ARMS, FAILED, StudyResults, compare_fids, is_lost, rate_of_fids
-from torchbelay.lab.score.effects import WAYS, describe_choice, describe_left_out, effects, mean_fid
+from torchbelay.lab.score.effects import (
+    WAYS,
+    describe_choice,
+    describe_left_out,
+    effects,
+    mean_fid,
+    steps_of,
+    with_lengths,
+)
 from torchbelay.lab.score.readings import readings
 from torchbelay.lab.score.sign import ratios_to_zero
 from torchbelay.physics.spring import Spring
@@ -36,7 +44,7 @@ REWRITE = "rewrite it with: PYTHONPATH=src:tests python tests/docs/test_paper.py
 STUDIES = {
     "rates": "MNIST, short runs",
     "table1": "MNIST, long runs",
-    "figure4": "MNIST, Figure 4, EMA of decay .999",
+    "figure4": "MNIST, Figure 4 (EMA of decay .999), runs",
     "cifar10": "CIFAR-10, short runs",
 }
 
@@ -68,12 +76,12 @@ def passed_tests() -> str:
 
 def effects_table() -> str:
     """Return BELAY's effects in the three ways, in their order, and the rates that are left out."""
-    found = [
-        each
-        for part, names in (("mnist", ("rates", "table1")), ("figure4", ("figure4",)), ("cifar10", ("cifar10",)))
-        for each in effects(kept_records.lines(part), names)
-    ]
-    rows = [(f"{STUDIES[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found]
+    found, names = [], {}
+    for part, studies_of_part in (("mnist", ("rates", "table1")), ("figure4", ("figure4",)), ("cifar10", ("cifar10",))):
+        lines = kept_records.lines(part)
+        found += effects(lines, studies_of_part)
+        names |= with_lengths(lines, {study: STUDIES[study] for study in studies_of_part})
+    rows = [(f"{names[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found]
     notes = describe_left_out(found, STUDIES), describe_choice(found, STUDIES)
     return "\n\n".join((table(("BELAY ÷ EMA", "seeds", *WAYS), rows), *notes))
 
@@ -144,8 +152,8 @@ def price_text() -> str:
     assert not loss.unpaired + fid.unpaired
     losses, fids = loss.size.replace(" (", " times EMA's loss ("), fid.size.replace(" (", " times its FID (")
     return (
-        f"In a short run on CIFAR-10 ({loss.seeds} seeds), at a learning rate that every method bears, θ = −0.5 "
-        f"(Generalized Primal Averaging) had {losses} and {fids}."
+        f"In a run of {steps_of(lines, 'cifar10')} on CIFAR-10 ({loss.seeds} seeds), at a learning rate that every "
+        f"method bears, θ = −0.5 (Generalized Primal Averaging) had {losses} and {fids}."
     )
 
 
@@ -252,6 +260,15 @@ def test_what_is_said_of_the_three_ways_follows_too() -> None:
     about = mean_fid(cifar10, StudyResults(cifar10, "cifar10"))
     assert about is not None
     assert f"its FIDs are about {float(f'{about:.1g}'):g}, the paper's about 2." in page()
+
+
+def test_it_says_how_long_runs_of_images_are() -> None:
+    cifar10, short = (
+        steps_of(kept_records.lines(part), study) for part, study in (("cifar10",) * 2, ("mnist", "rates"))
+    )
+    assert f"CIFAR-10 has runs of {cifar10} of a small network" in page()
+    assert f"C10 (holds), in runs of {cifar10} |" in page()
+    assert f"from Figure 4's runs and from runs of {short} at 1e-3 |" in page()
 
 
 def test_what_is_said_of_the_papers_ema_follows_too() -> None:

@@ -273,8 +273,8 @@ def test_a_seed_without_fids_has_losses_all_the_same() -> None:
     plates = {plate.name: plate for plate in figure4.draw([score_records.origin() | {"complete": False}, *some])}
     assert "The part is not complete: losses of 3 of 3 seeds, FIDs of 1." in plates["figure4-iterations"].notes
     losses, fids = plates["figure4-effects"].figure.rows  # type: ignore[union-attr]
-    assert (losses[0], losses[1]) == ("runs, test loss", "3")
-    assert (fids[0], fids[1]) == ("runs, FID", "1")
+    assert (losses[0], losses[1]) == ("runs of 5,000 steps, test loss", "3")
+    assert (fids[0], fids[1]) == ("runs of 5,000 steps, FID", "1")
     assert "(one seed)" in fids[2]
     assert "(one seed)" not in losses[2]
 

@@ -190,16 +190,37 @@ def describe_choice(found: Sequence[Effect], names: Mapping[str, str]) -> str:
     )
 
 
+def steps_of(records: Sequence[Record], study: str) -> str:
+    """Return the length of a study's runs in words; empty without runs.
+
+    >>> steps_of([{"kind": "run", "study": "rates", "steps": 3000}], "rates")
+    '3,000 steps'
+    """
+    counts = sorted({line["steps"] for line in records if line["kind"] == "run" and line["study"] == study})
+    return f"{listed([f'{count:,}' for count in counts])} steps" if counts else ""
+
+
+def with_lengths(records: Sequence[Record], names: Mapping[str, str]) -> dict[str, str]:
+    """Return what studies are called, with the length of their runs.
+
+    >>> with_lengths([{"kind": "run", "study": "rates", "steps": 3000}], {"rates": "short runs"})
+    {'rates': 'short runs of 3,000 steps'}
+    """
+    lengths = {study: steps_of(records, study) for study in names}
+    return {study: f"{name} of {lengths[study]}" if lengths[study] else name for study, name in names.items()}
+
+
 def effects_plate(records: Sequence[Record], part: str, names: Mapping[str, str]) -> Plate | None:
     """Return the table of effects; `names` says what the studies are called. None without records."""
     found = effects(records, [*names])
     if not found:
         return None
-    rows = tuple((f"{names[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found)
+    whole = with_lengths(records, names)
+    rows = tuple((f"{whole[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found)
     first = found[0]
     caption = (
         f"BELAY's loss and FID over those of the {first.rival}: at {NOMINAL}, at {EFFECTIVE} (the matched EMA) and at "
-        f"{BEST}. In {first.quantity} of the {names[first.study]} they are {', '.join(spans([first]))}."
+        f"{BEST}. In {first.quantity} of the {whole[first.study]} they are {', '.join(spans([first]))}."
     )
     notes = (
         "Below 1 BELAY is better. Ratios are taken seed by seed, with their 95% interval; that of a FID contains the "
