@@ -19,7 +19,7 @@ from torchbelay.lab.gpt.analysis import Runs, ratio_of
 from torchbelay.lab.records import select
 from torchbelay.lab.score.analysis import StudyResults, compare_fids
 from torchbelay.lab.score.comparison import Comparison, compare, format_ratio
-from torchbelay.lab.score.effects import WAYS, Effect, effects, mean_fid
+from torchbelay.lab.score.effects import WAYS, Effect, effects, mean_fid, steps_of
 from torchbelay.lab.score.penalty import compare_losses, losses_by_cell
 from torchbelay.lab.score.warm_up import NEGATIVE, ZERO, by_warm_up
 
@@ -48,16 +48,16 @@ def load_report() -> ModuleType:
 
 
 def ema_beside_weights() -> str:
-    """Return how much lower the loss of an EMA is than that of the weights of the same run."""
-    found = []
-    for part, study, lr in (("mnist", "table1", 3e-4), ("cifar10", "cifar10", 1e-3)):
+    """Return how much lower the loss of an EMA is than that of the weights of the same run, and what EMA it was."""
+    found, said = [], []
+    for name, part, study, lr in (("MNIST", "mnist", "table1", 3e-4), ("CIFAR-10", "cifar10", "cifar10", 1e-3)):
         results = StudyResults(kept_records.lines(part), study)
         found.append(compare(*(results.valid_losses(EQUAL, lr, weights) for weights in ("w2", "w1"))))
+        ((rate, steps),) = {(run["rate"], run["steps"]) for run in results.runs_at(EQUAL, lr).values()}
+        doubt = "" if found[-1].below else ", not shown to be lower"
+        said.append(f"{name} (decay {1 - float(f'{rate:.3g}'):g}, {steps:,} steps) {found[-1].size}{doubt}")
     (seeds,) = {each.seeds for each in found}
-    return (
-        f"Test loss of the average ÷ that of the weights, {seeds} seeds: MNIST {found[0].size}, CIFAR-10 "
-        f"{found[1].size}."
-    )
+    return f"Test loss ÷ the weights', {seeds} seeds: {'; '.join(said)}."
 
 
 def several_averages() -> str:
@@ -207,8 +207,29 @@ def belay_in_three_ways() -> str:
     cifar10 = kept_records.lines("cifar10")
     about = mean_fid(cifar10, StudyResults(cifar10, "cifar10"))
     assert about is not None
+    lengths = {each.study: steps_of(kept_records.lines(part), each.study) for part, each in _parts(chosen)}
     return (
         f"BELAY ÷ EMA in [three ways](docs/paper.md#belay-against-ema-in-three-ways), with 95% intervals over {seeds} "
-        "seeds; below 1, BELAY is better.\nMNIST means its long runs; CIFAR-10 is a short run, at a FID of about "
-        f"{float(f'{about:.1g}'):g}.\n\n{table(('', *WAYS), rows)}"
+        f"seeds; below 1, BELAY is better.\nMNIST means runs of {lengths['table1']}, CIFAR-10 runs of "
+        f"{lengths['cifar10']}, at a FID of about {float(f'{about:.1g}'):g}.\n{_lost_seed(chosen)}\n\n"
+        f"{table(('', *WAYS), rows)}"
+    )
+
+
+def _parts(chosen: list[Effect]) -> list[tuple[str, Effect]]:
+    """Return the effects with the parts that have their records."""
+    return [({"table1": "mnist"}.get(each.study, each.study), each) for each in chosen]
+
+
+def _lost_seed(chosen: list[Effect]) -> str:
+    """Return which interval a lost seed widens, and what it is without the rates that lose one."""
+    (effect,) = [each for each in chosen if each.safest]
+    assert effect.safest is not None
+    assert effect.best.ratio is not None
+    assert effect.safest.ratio is not None
+    wide, safe = ((each.high / each.low) for each in (effect.best.ratio, effect.safest.ratio))
+    assert wide > safe
+    return (
+        f"A lost seed widens the interval of {format_ratio(effect.best.ratio.mean)}: at rates that lose none it is "
+        f"{effect.safest.size}\n([how rates are chosen](docs/paper.md#belay-against-ema-in-three-ways))."
     )
