@@ -164,7 +164,7 @@ assert main(["reproduce", "fig1"]) == 2
     )
     assert done.returncode == 0, done.stderr
     assert "In the long run the pair moves at 0.7998" in " ".join(done.stdout.split())
-    assert "pip install 'torchbelay[lab]'" in done.stderr
+    assert "pip install '.[lab]' in a clone of torchbelay" in done.stderr
     assert (tmp_path / "explorer.html").read_text(encoding="utf-8") == explorer.page()
 
 

@@ -545,7 +545,9 @@ def test_a_missing_package_is_named_with_a_cure(
     monkeypatch.setitem(sys.modules, "rich.console", None)
     printed = command("--dry-run")
     assert (printed.status, printed.out) == (2, "")
-    assert printed.err == "torchbelay reproduce: this needs rich.console: pip install 'torchbelay[lab]'\n"
+    assert (
+        printed.err == "torchbelay reproduce: this needs rich.console: pip install '.[lab]' in a clone of torchbelay\n"
+    )
 
 
 # The command in a process, with signals -------------------------------------------------------------------------------
