@@ -1,6 +1,7 @@
 """Coupling: its properties against the same map, iterated or diagonalised by numpy."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, astuple
 
@@ -290,6 +291,12 @@ def test_pulls_if_the_weights_move_by_more_or_less_than_the_update(c: Coupling, 
 def test_refuses_numbers_that_are_not_finite(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"^{name}={value!r} of a Coupling is not finite; check the numbers"):
         Coupling(**{"a": 0.1, "b": 0.1, "p": 1.0, "q": 0.0} | {name: value})
+
+
+@pytest.mark.parametrize("value", ["0.1", None, [0.1]], ids=str)
+def test_refuses_what_is_not_a_number(value: object) -> None:
+    with pytest.raises(TypeError, match=rf"^b={re.escape(repr(value))} of a Coupling is not a number; give a float$"):
+        Coupling(0.0, value, 1.0, 0.0)  # type: ignore[arg-type]
 
 
 def test_frozen() -> None:

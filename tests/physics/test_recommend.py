@@ -206,6 +206,7 @@ def test_an_attractive_spring_is_never_better_than_ema_on_these() -> None:
         ({"near": -1.0}, ValueError, "^near=-1.0 "),
         ({"curvatures": []}, ValueError, "has no curvature"),
         ({"noise": -1.0}, ValueError, "^noise=-1.0 "),
+        ({"caveats": "it rains."}, TypeError, "^caveats='it rains.' is a text; give a list of texts"),
         ({"start": 0.0}, ValueError, "^start=0 begins at the minimum"),
         ({"curvatures": [1e-300]}, ArithmeticError, "too small to compute with"),
     ],

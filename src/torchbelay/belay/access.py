@@ -246,7 +246,7 @@ class Access:
         return self._parts.reading(average, readout)
 
     def _look_elsewhere(self, what: str) -> None:
-        self._elsewhere.look((part.stepper.writes.thread for part in self._parts.each), what)
+        self._elsewhere.look((part.stepper.thread for part in self._parts.each), what)
 
     def _is_spread(self) -> bool:
         """Whether ranks gather together: a path that one of them refused before would let the others wait."""

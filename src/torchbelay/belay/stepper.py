@@ -1,7 +1,9 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
 from collections.abc import Callable
+from threading import Thread, current_thread
 from typing import Protocol, runtime_checkable
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +67,7 @@ class Stepper:
         self.before_the_first: Callable[[], None] | None = None  # called before the first step, unless update() is it
         self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
         self.writes = Writes()
+        self.thread: ref[Thread] | None = None  # the one that took the last step
         self._attached = False
         self._hooks: StepHooks | None = None
         self.at_detach: list[Callable[[], None]] = []  # what else is to be taken off the optimizer
@@ -246,7 +249,7 @@ class Stepper:
     @torch.no_grad()
     def after(self) -> None:
         """Move everything, now that the optimizer has stepped."""
-        state, self.carried, self.stepped = self._state, False, True
+        state, self.carried, self.stepped, self.thread = self._state, False, True, ref(current_thread())
         if not isinstance(state, UnderWay):  # skipped, or attached during the step
             self._state = Idle()
             if self._member.live.modules:

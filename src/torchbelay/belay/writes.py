@@ -1,8 +1,5 @@
 """Weights that are trained on although no step is seen any more: then the average is what it was at the last one."""
 
-from threading import Thread, current_thread
-from weakref import ref
-
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -27,7 +24,6 @@ class Writes:
         self._all: list[Tensor] | None = None  # those that they were chosen of
         self._usual, self._warned = 0, False
         self._before: list[int] = []  # what was counted when a swap began
-        self.thread: ref[Thread] | None = None  # that which took the last step
 
     def begin_step(self) -> None:
         """Learn how often the weights are written between two steps."""
@@ -40,7 +36,6 @@ class Writes:
             held = [p for p in self._all if p.requires_grad and not p.is_inference()]
             self._watched = [(p, 0) for p in (*held[:2], *held[2:][-2:])]
         self._count_from([0] * len(self._watched))
-        self.thread = ref(current_thread())
 
     def begin_swap(self) -> None:
         """Do not count what an average that is put into the model writes."""

@@ -48,7 +48,11 @@ class Coupling:
     def __post_init__(self) -> None:
         for name in ("a", "b", "p", "q"):
             value = getattr(self, name)
-            if not math.isfinite(value):
+            try:
+                finite = math.isfinite(value)
+            except TypeError:
+                raise TypeError(f"{name}={value!r} of a Coupling is not a number; give a float") from None
+            if not finite:
                 raise ValueError(f"{name}={value!r} of a Coupling is not finite; check the numbers it was made from")
 
     @property

@@ -128,64 +128,60 @@ def recommend(
     count = arguments.whole("steps", steps, low=2)
     if count > LONGEST:
         raise ValueError(f"steps={steps!r} is too large to search for; it needs steps ≤ {LONGEST:,}")
+    if isinstance(caveats, str):
+        raise TypeError(f"caveats={caveats!r} is a text; give a list of texts")
     if beta1 is None:
         beta1 = curvatures.beta1 if isinstance(curvatures, Spectrum) else 0.0
     beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
-    if isinstance(curvatures, Quadratic):
-        problem = curvatures
-    elif curvatures is None:
-        problem = typical(start=start, noise=noise, batch=batch)
-    elif isinstance(curvatures, Spectrum):
-        many = curvatures.counts
-        problem = Quadratic.of(curvatures.curvatures, counts=many, start=start, noise=noise, batch=batch)
-        caveats = (*caveats, *curvatures.caveats)
-    else:
-        problem = Quadratic.of(curvatures, start=start, noise=noise, batch=batch)
-    if start == 0 and not isinstance(curvatures, Quadratic):
-        raise ValueError("start=0 begins at the minimum, and the best learning rate there is 0; give the loss above it")
+    problem = _problem(curvatures, start=start, noise=noise, batch=batch)
     small = problem.merged(MOST)
     known = 0.0 if near is None else arguments.number("near", near, low=0)
     found = _search(small, count, beta, known)
     ema, free = found[0.0], _tune_free(small, count)
     candidates = [*found.values(), *([] if beta or known else [free])]  # schedule-free takes the place of the momentum
-    least = min(each.loss.total for each in candidates)
-    if not math.isfinite(least):
-        if known * small.largest > 2 * NEAR * (1 + beta) / (1 - beta):  # NEAR times smaller, plain SGD diverges too
-            raise ValueError(
-                f"near={near!r} is not a learning rate of a run on these curvatures, the largest of which is "
-                f"{small.largest:.3g}: it would have diverged; check both"
-            )
-        raise OverflowError("the losses of this quadratic are not finite; use moderate curvatures, noise and start")
-    best = next(each for each in (ema, *candidates) if each.loss.total <= (SIMPLER if each is ema else 1) * least)
-    if best.loss.noise == 0 and any(each.noise for each in small.directions):
-        raise ArithmeticError("the losses of this quadratic are too small to compute with; use moderate numbers")
-    unknown = curvatures is None and lr is None
-    warnings = [*caveats, *_warnings(small, best, count, unknown)]
-    if known and not known / NEAR * AROUND < best.lr < known * NEAR / AROUND:
-        warnings.append(
-            f"On this quadratic a learning rate further from the run's {known:.3g} would be better still, but the run "
-            "says little about it. Run again at the recommended rate, and ask again."
-        )
-    if known and free.loss.total < best.loss.total:
-        warnings.append(
-            f"On this quadratic schedule-free averaging is better, but at a learning rate of {free.lr:.3g}, far from "
-            f"the run's {known:.3g}: the run says little about it."
-        )
+    best = _choose(small, ema, candidates, known, beta)
+    measured, unknown = isinstance(curvatures, Spectrum), curvatures is None and lr is None
+    warnings = [*caveats, *(curvatures.caveats if isinstance(curvatures, Spectrum) else ())]
+    warnings += [*_warnings(small, best, count, unknown), *(_warnings_near(best, free, known) if known else ())]
     alternatives = {"EMA": ema, "schedule-free": free}
     if lr is not None:
         scale = arguments.number("lr", lr, low=0) / ema.lr
         alternatives = {name: _scaled(each, scale) for name, each in alternatives.items()}
         best = _scaled(best, scale)
-    return Advice(
-        count,
-        beta,
-        best,
-        alternatives,
-        problem,
-        tuple(warnings),
-        lr_unit=recommend_words.UNIT if unknown else None,
-        measured=isinstance(curvatures, Spectrum),
-    )
+    unit = recommend_words.UNIT if unknown else None
+    return Advice(count, beta, best, alternatives, problem, tuple(warnings), lr_unit=unit, measured=measured)
+
+
+def _problem(
+    curvatures: Sequence[float] | Spectrum | Quadratic | None, *, start: float, noise: float, batch: float
+) -> Quadratic:
+    """Return the quadratic that the arguments of `recommend` describe."""
+    if isinstance(curvatures, Quadratic):
+        return curvatures
+    if start == 0:
+        raise ValueError("start=0 begins at the minimum, and the best learning rate there is 0; give the loss above it")
+    if curvatures is None:
+        return typical(start=start, noise=noise, batch=batch)
+    if isinstance(curvatures, Spectrum):
+        many = curvatures.counts
+        return Quadratic.of(curvatures.curvatures, counts=many, start=start, noise=noise, batch=batch)
+    return Quadratic.of(curvatures, start=start, noise=noise, batch=batch)
+
+
+def _choose(problem: Quadratic, ema: Setting, candidates: Sequence[Setting], known: float, beta: float) -> Setting:
+    """Return the setting with the least loss, or the EMA if it is about as good; refuse losses that say nothing."""
+    least = min(each.loss.total for each in candidates)
+    if not math.isfinite(least):
+        if known * problem.largest > 2 * NEAR * (1 + beta) / (1 - beta):  # NEAR times smaller, plain SGD diverges too
+            raise ValueError(
+                f"near={known!r} is not a learning rate of a run on these curvatures, the largest of which is "
+                f"{problem.largest:.3g}: it would have diverged; check both"
+            )
+        raise OverflowError("the losses of this quadratic are not finite; use moderate curvatures, noise and start")
+    best = next(each for each in (ema, *candidates) if each.loss.total <= (SIMPLER if each is ema else 1) * least)
+    if best.loss.noise == 0 and any(each.noise for each in problem.directions):
+        raise ArithmeticError("the losses of this quadratic are too small to compute with; use moderate numbers")
+    return best
 
 
 # The search ----------------------------------------------------------------------------------------------------------
@@ -292,5 +288,21 @@ def _warnings(problem: Quadratic, best: Setting, steps: int, unknown: bool) -> l
         found.append(
             "The recommended learning rate is more than half of the largest stable one. On a network the curvature "
             "changes with the learning rate: begin at half of it, with a warm-up."
+        )
+    return found
+
+
+def _warnings_near(best: Setting, free: Setting, known: float) -> list[str]:
+    """Return what lies beyond the learning rates that a run at a known one says something about."""
+    found = []
+    if not known / NEAR * AROUND < best.lr < known * NEAR / AROUND:
+        found.append(
+            f"On this quadratic a learning rate further from the run's {known:.3g} would be better still, but the run "
+            "says little about it. Run again at the recommended rate, and ask again."
+        )
+    if free.loss.total < best.loss.total:
+        found.append(
+            f"On this quadratic schedule-free averaging is better, but at a learning rate of {free.lr:.3g}, far from "
+            f"the run's {known:.3g}: the run says little about it."
         )
     return found
