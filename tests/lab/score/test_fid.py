@@ -482,7 +482,7 @@ def test_without_the_packages_one_line_says_what_to_install(
     said = str(error.value)
     assert said.startswith("FID needs torch-fidelity and torchvision (")
     assert missing in said.partition("(")[2]
-    assert said.endswith("pip install 'torchbelay[fid]'")
+    assert said.endswith("pip install '.[fid]' in a clone of torchbelay")
     assert "\n" not in said
 
 

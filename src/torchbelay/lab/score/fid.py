@@ -170,7 +170,8 @@ def _torch_fidelity(weights: Path | None) -> tuple[nn.Module, str]:
         from torch_fidelity import __version__ as version
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
     except ImportError as error:
-        raise LabError(f"FID needs torch-fidelity and torchvision ({error}); pip install 'torchbelay[fid]'") from error
+        cure = "pip install '.[fid]' in a clone of torchbelay"
+        raise LabError(f"FID needs torch-fidelity and torchvision ({error}); {cure}") from error
     if weights is not None:
         _check_weights(weights)
     try:
