@@ -2,8 +2,11 @@
 
 import asyncio
 import io
+import sys
 import threading
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -150,34 +153,88 @@ def test_a_state_has_the_live_tensors() -> None:
 # Exports in other threads ---------------------------------------------------------------------------------------------
 
 
-def in_a_thread(call: Any) -> list[str]:
-    """Call in another thread; return the warnings."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-    return [str(each.message) for each in found]
+def in_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
-def test_an_export_beside_the_thread_that_trains_warns_once() -> None:
-    _, _, belay = trained()
-    belay.average_state_dict()
-    assert in_a_thread(belay.model_state_dict) == []  # which puts nothing into the model
-    (message,) = in_a_thread(belay.average_state_dict)
-    assert message.startswith("average_state_dict() or save_average() in another thread than the one that")
-    assert in_a_thread(belay.average_state_dict) == []
+def step_elsewhere_during_an_export(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Let another thread take a step whenever the model's state is made; return the handle."""
+    return model.register_state_dict_pre_hook(lambda *_: in_a_thread(optimizer.step))
 
 
-def test_an_export_after_the_thread_that_trained_has_ended_does_not() -> None:
-    made: list[tb.Belay] = []
-    assert in_a_thread(lambda: made.append(trained()[2])) == []
-    belay, end = made.pop(), threading.Event()
-    another = threading.Thread(target=end.wait)  # which may have the number of the one that ended
-    another.start()
+@pytest.mark.parametrize("export", ["average_state_dict", "model_state_dict"])
+def test_an_export_while_another_thread_trains_warns_once(export: str) -> None:
+    model, optimizer, belay = trained()
+    step_elsewhere_during_an_export(model, optimizer)
+    with pytest.warns(tb.BelayWarning, match=rf"{export}\(\).* while another thread trains: the model holds"):
+        getattr(belay, export)()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        state = belay.average_state_dict()
-    end.set()
-    another.join()
-    assert state
+        getattr(belay, export)()
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_export_after_another_thread_has_trained_does_not() -> None:
+    """A thread of a pool goes on to live when what it did is done."""
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            _, _, belay = pool.submit(trained).result()
+            belay.average_state_dict()
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_export_inside_a_closure_is_in_the_thread_that_trains() -> None:
+    model, optimizer, belay = trained()
+
+    def closure() -> float:
+        belay.average_state_dict()
+        loss = model(torch.ones(2, 3)).square().mean()
+        loss.backward()
+        return loss.item()
+
+    optimizer.step(closure)
+    assert belay.step == 4
+
+
+READS: dict[str, Callable[[tb.Belay], dict[str, torch.Tensor]]] = {
+    "average_state_dict": lambda belay: dict(belay.average_state_dict()),
+    "state_dict": lambda belay: dict(belay.state_dict()["averages"]["average"]["weights"]),
+    "tensors": lambda belay: dict(belay.tensors()),
+    "module": lambda belay: dict(belay.module().state_dict()),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_one_thread_reads_is_the_average_whatever_blocks_another_one_enters(read: str) -> None:
+    model, _, belay = trained()
+    weights, average = values(model), dict(belay.average_state_dict())
+    wrong: list[object] = []
+
+    def evaluate() -> None:
+        for _ in range(60):
+            with belay.averaged():
+                if not same(values(model), average):
+                    wrong.append("block")
+
+    def save() -> None:
+        for _ in range(60):
+            try:
+                if not same({k: v.clone() for k, v in READS[read](belay).items()}, average):
+                    wrong.append(read)
+            except BaseException as error:  # a thread tells nobody
+                wrong.append(error)
+
+    threads = [threading.Thread(target=call) for call in (evaluate, save)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    assert same(values(model), weights)

@@ -1,6 +1,7 @@
 """`PiecewiseBelay` in one process: a model that computes in its own tensors, while flat pieces are trained."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,25 @@ def test_weights_come_back_after_exceptions_on_entering_and_inside() -> None:
     same(values(run.layout.model), before)
     assert all(map(torch.equal, run.layout.tensors.values(), pieces))
     run.train(range(3, 4))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_blocks_that_overlap_the_last_one_gives_the_weights_back(first: int) -> None:
+    run = Run(EMA, spectators={"short": tb.Spring.ema(decay=0.5)}).train(range(4))
+    weights, blocks = values(run.layout.model), [ExitStack(), ExitStack()]
+    for block in blocks:
+        block.enter_context(run.belay.averaged())
+    average = values(run.layout.model)
+    assert not same(average, weights)
+    blocks[first].close()
+    assert same(values(run.layout.model), average)
+    with pytest.raises(RuntimeError, match=r"averaged\('short'\) inside averaged\('average'\)"), run.belay.averaged("short"):
+        pass
+    assert same(values(run.layout.model), average)
+    blocks[1 - first].close()
+    assert same(values(run.layout.model), weights)
+    run.train(range(4, 6))
+    assert run.belay.step == 6
 
 
 def test_states_are_exchanged_with_a_belay_of_the_whole_model() -> None:

@@ -351,6 +351,24 @@ def test_a_checkpoint_that_is_saved_during_a_validation_is_like_any_other(tmp_pa
         assert same(inside[key], after[key]), key
 
 
+@pytest.mark.parametrize("moment", ["on_validation_epoch_end", "on_train_epoch_end"])
+def test_a_checkpoint_that_is_saved_in_a_block_of_the_user_is_like_any_other(tmp_path: Path, moment: str) -> None:
+    def save(trainer: Any, pl_module: Any) -> None:
+        assert callback.belay is not None
+        with callback.belay.averaged():
+            inside = state(pl_module)
+            trainer.save_checkpoint(tmp_path / "inside.ckpt")
+            assert same(state(pl_module), inside)  # the block goes on with the average
+
+    account, callback, saving = Account(0.9), BelayCallback(EMA), Callback()
+    setattr(saving, moment, save)
+    fitted(tmp_path, callback, account, saving, every_epoch(tmp_path))
+    inside, after = load(tmp_path / "inside.ckpt"), load(tmp_path / "epoch=2.ckpt")
+    assert account.is_weights(inside["current_model_state"])
+    for key in ("state_dict", "current_model_state", "torchbelay"):
+        assert same(inside[key], after[key]), key
+
+
 @pytest.mark.parametrize("method", [EMA, BELAY])
 def test_a_checkpoint_that_is_saved_in_the_middle_of_a_step_disturbs_nothing(tmp_path: Path, method: Any) -> None:
     class Saving(Regression):

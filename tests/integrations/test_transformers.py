@@ -73,6 +73,23 @@ def test_evaluations_and_predictions_are_those_of_the_average(tmp_path: Path) ->
     torch.testing.assert_close(torch.as_tensor(predicted), logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("export", [True, False])
+def test_an_evaluation_in_a_block_of_the_user_leaves_the_average_there(tmp_path: Path, export: bool) -> None:
+    run = Run(tmp_path, options={"export": export}).train()
+    names = weights(run.trainer.model)
+    average = {name: tensor for name, tensor in run.belay.average_state_dict().items() if name in names}
+    with run.belay.averaged():
+        assert same(weights(run.trainer.model), average)
+        run.trainer.evaluate()
+        assert same(weights(run.trainer.model), average)
+        run.trainer.save_model(str(tmp_path / "saved"))
+        assert same(weights(run.trainer.model), average)
+    assert same(weights(run.trainer.model), average) is export
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    expected = average if export else run.belay.model_state_dict()
+    assert all(torch.equal(saved[name], expected[name]) for name in names)
+
+
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_the_model_of_a_checkpoint_is_the_average_and_the_weights_are_with_the_optimizer(
     tmp_path: Path, evaluated: bool

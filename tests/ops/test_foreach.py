@@ -39,6 +39,19 @@ def test_one_copy_is_kept_from_step_to_step_and_given_up_by_detach() -> None:
     assert copies() <= before
 
 
+def test_one_copy_is_kept_on_a_machine_with_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the backend of a machine with a GPU needs triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    _, optimizer, belay = ready(BELAY)
+    assert "triton" in type(belay._stepper.backend).__module__
+    before = copies()
+    for _ in range(3):
+        optimizer.step()
+        assert copies() == before + 1
+    belay.detach()
+    assert copies() <= before
+
+
 def test_an_ema_keeps_none() -> None:
     _, optimizer, _ = ready(EMA)
     before = copies()

@@ -20,7 +20,7 @@ from .readout import Reading
 from .signals import signals_held
 from .swap import Swap, overwrite
 from .teacher import check_teacher
-from .threads import Elsewhere
+from .threads import Exports
 
 
 class Access:
@@ -29,7 +29,7 @@ class Access:
     _model: nn.Module
     _options: Options
     _parts: Parts
-    _elsewhere: Elsewhere
+    _exports: Exports
 
     @contextmanager
     def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
@@ -78,6 +78,24 @@ class Access:
         backend = self._parts.first.stepper.backend
         return Swap(self._model, average, backend, buffers=buffers, held=held, reading=reading)
 
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
+        """Let the model hold its weights inside this block, also in blocks of `averaged()`, which go on after it."""
+        member = self._parts.member
+        with member.lock:
+            swap, holders = member.settled_swap(), member.holders
+            if swap is None:
+                yield
+                return
+            with signals_held():
+                member.leave()
+            try:
+                yield
+            finally:
+                again = self._swap(swap.average.name, swap.readout)
+                with signals_held():
+                    member.enter(again, *holders)
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def module(self, name: str = MAIN, *, into: nn.Module | Iterable[nn.Module] | None = None) -> Any:
@@ -107,16 +125,17 @@ class Access:
         True
         """
         self._refuse_planes("module")
-        self._average(name)
-        if self._parts.slices is not None:
-            replicas.refuse_live("module")
-        origin = self._parts.origin(name, self)
-        if into is None:
-            module = make(origin)
-        else:
-            self._parts.refuse_now("module")
-            module = check_teacher(into, origin)
-        self._parts.live.add_module(origin, module)
+        with self._parts.member.lock:
+            self._average(name)
+            if self._parts.slices is not None:
+                replicas.refuse_live("module")
+            origin = self._parts.origin(name, self)
+            if into is None:
+                module = make(origin)
+            else:
+                self._parts.refuse_now("module")
+                module = check_teacher(into, origin)
+            self._parts.live.add_module(origin, module)
         return as_given(module)
 
     def tensors(self, name: str = MAIN) -> Mapping[str, Tensor]:
@@ -131,10 +150,11 @@ class Access:
         {'weight': (1, 3), 'bias': (1,)}
         """
         self._refuse_planes("tensors")
-        self._average(name)
-        if self._parts.slices is not None:
-            replicas.refuse_live("tensors")
-        return self._parts.tensors(name)
+        with self._parts.member.lock:
+            self._average(name)
+            if self._parts.slices is not None:
+                replicas.refuse_live("tensors")
+            return self._parts.tensors(name)
 
     def _refuse_planes(self, what: str) -> None:
         if self._options.bits is not None:
@@ -175,11 +195,9 @@ class Access:
         Sharded tensors stay sharded, unless `full`: see `average_state_dict`.
         """
         self._parts.wait()
-        self._parts.member.settled_swap()
-        take, own = self._parts.taking(full=True) if full else modules.copied, company.own_tensors()
-        if own:
-            self._look_elsewhere("model_state_dict")
-        state = modules.state_dict_with(self._model, own, take)
+        take = self._parts.taking(full=True) if full else modules.copied
+        with self._exports.one("model_state_dict"):
+            state = modules.state_dict_with(self._model, company.own_tensors(), take)
         return state if not full or self._parts.is_first_rank() else {}
 
     def save_average(
@@ -221,13 +239,13 @@ class Access:
         """
         pretrained.check(self._model, how)
         average = self._average(name)
-        self._look_elsewhere("save_pretrained")
         if not self._is_spread():
             folders.destination(folder)
-        replaced = export.replacement(self._model, average, self._parts.member, self._reading(average, readout))
-        replaced = pretrained.gathered(self._model, replaced, self._parts.taking(full=True))
-        if self._parts.is_first_rank():
-            pretrained.save(self._model, folder, replaced, how)
+        with self._exports.one("save_pretrained"):
+            replaced = export.replacement(self._model, average, self._parts.member, self._reading(average, readout))
+            replaced = pretrained.gathered(self._model, replaced, self._parts.taking(full=True))
+            if self._parts.is_first_rank():
+                pretrained.save(self._model, folder, replaced, how)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -235,18 +253,15 @@ class Access:
         self, name: str, readout: Readout | None, take: Callable[[Tensor], Any], dtype: torch.dtype | None = None
     ) -> dict[str, Any]:
         average = self._average(name)
-        self._look_elsewhere("average_state_dict() or save_average")
-        reading = self._reading(average, readout)
-        return export.with_average(self._model, average, self._parts.member, take, reading, dtype)
+        with self._exports.one("average_state_dict() or save_average"):
+            reading = self._reading(average, readout)
+            return export.with_average(self._model, average, self._parts.member, take, reading, dtype)
 
     def _reading(self, average: WholeAverage, readout: Readout | None) -> Reading | None:
         """Return what a readout takes of an average, once the average is where the model is."""
         if self._parts.member.swap is None:
             self._parts.follow_model()
         return self._parts.reading(average, readout)
-
-    def _look_elsewhere(self, what: str) -> None:
-        self._elsewhere.look((part.stepper.thread for part in self._parts.each), what)
 
     def _is_spread(self) -> bool:
         """Whether ranks gather together: a path that one of them refused before would let the others wait."""

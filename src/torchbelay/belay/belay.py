@@ -22,7 +22,7 @@ from .rules import Rule, as_rule
 from .signals import signals_held
 from .slices import Slices
 from .team import common_facts, group_of_either, refuse_spectators
-from .threads import Elsewhere
+from .threads import Exports
 from .validate import check_model, check_optimizers
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class Belay(Access):
             self._model, optimizers = check_model(model), check_optimizers(optimizer)
             self._options = Options.given(options)
             slices = None if shard is None else Slices(group)
-            self._parts, self._elsewhere = Parts(self._model, optimizers, rules, self._options, slices), Elsewhere()
+            self._parts = Parts(self._model, optimizers, rules, self._options, slices)
+            self._exports = Exports(self._parts.member, self._parts.steps_seen)
             self._optimizer = self._parts.first.optimizer
             self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
             main = self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
@@ -266,22 +267,23 @@ class Belay(Access):
         With `shard`, a state that is not full has slices, which torch.save refuses.
         """
         self._parts.wait()
-        swap = self._parts.member.settled_swap()
-        self._parts.warn_before_use()
-        if swap is None:
-            self._parts.follow_model()
-        saved = self._parts.saved()
-        state = {
-            "format": checkpoint.FORMAT,
-            "ahead": 0,
-            "options": self._options.saved(),
-            "made_with": checkpoint.made_with(saved["averages"], self._options),
-            **saved,
-        }
-        if full:
-            whole = checkpoint.taken(state, self._parts.taking(full=True))
-            return whole if self._parts.is_first_rank() else {}
-        return state if self._parts.slices is None else checkpoint.taken(state, self._parts.slices.sealed)
+        with self._parts.member.lock:
+            swap = self._parts.member.settled_swap()
+            self._parts.warn_before_use()
+            if swap is None:
+                self._parts.follow_model()
+            saved = self._parts.saved()
+            state = {
+                "format": checkpoint.FORMAT,
+                "ahead": 0,
+                "options": self._options.saved(),
+                "made_with": checkpoint.made_with(saved["averages"], self._options),
+                **saved,
+            }
+            if full:
+                whole = checkpoint.taken(state, self._parts.taking(full=True))
+                return whole if self._parts.is_first_rank() else {}
+            return state if self._parts.slices is None else checkpoint.taken(state, self._parts.slices.sealed)
 
     @torch.inference_mode(False)
     @torch.no_grad()

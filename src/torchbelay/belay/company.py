@@ -17,14 +17,12 @@ from torch.optim import Optimizer
 
 from .average import Entry, WholeAverage
 from .swap import Swap
-from .writes import Writes
 
 
 class Stepping(Protocol):
     """What is known of a stepper: it follows one optimizer of a Belay."""
 
     optimizer: Optimizer | None
-    writes: Writes
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids; none after `detach()`."""
@@ -61,7 +59,7 @@ class Member:
         self.live = live
         self.swap: Swap | None = None  # its model holds an average at present
         self._moved: set[int] = set()  # the parameters, by id, whose weights the swap puts elsewhere
-        self._holders: list[object] = []  # the blocks that need the average in the model
+        self.holders: list[object] = []  # the blocks that need the average in the model
         self.lock = RLock()  # for blocks of several threads: an average is put into the model by one of them at a time
         self.successors: WeakSet[Member] = WeakSet()  # Belays of other optimizers, made later, that pulled the same
         self._steppers: list[ref[Stepping]] = []  # which hold this: a cycle would keep tensors until it is collected
@@ -103,12 +101,10 @@ class Member:
                 self.leave()
             return self.swap
 
-    def enter(self, swap: Swap | None, holder: object) -> None:
+    def enter(self, swap: Swap | None, *holders: object) -> None:
         """Put an average into the model, where it is until its last holder leaves; None: it is there already."""
-        self._holders = [*self._holders, holder]
+        self.holders = [*self.holders, *holders]
         if swap is not None:
-            for stepper in _steppers_if_swapped_by_none_but(self):
-                stepper.writes.begin_swap()
             self.swap, self._moved = swap, {id(p) for p in swap.parameters}
             swap.enter()
             self._tell()
@@ -126,17 +122,15 @@ class Member:
 
         Without a holder, at once. May be called again if it was interrupted: a holder is forgotten last.
         """
-        others = [] if holder is None else [each for each in self._holders if each is not holder]
-        is_held = others or (holder is not None and len(others) == len(self._holders))  # it may have left before
+        others = [] if holder is None else [each for each in self.holders if each is not holder]
+        is_held = others or (holder is not None and len(others) == len(self.holders))  # it may have left before
         if is_held and self.swap is not None and self.swap.is_inside:
-            self._holders = others
+            self.holders = others
             return
         if self.swap is not None:
             self.swap.undo()
-            for stepper in _steppers_if_swapped_by_none_but(self):
-                stepper.writes.end_swap()  # may be repeated, and is if leaving is: so before the swap is forgotten
             self.swap = None
-        self._holders = others
+        self.holders = others
         if self._moved:
             self._tell()
             self._moved = set()
@@ -146,14 +140,6 @@ class Member:
         for each in members():
             if each.live.modules and each.live.shares(self._moved):
                 each.live.follow(moved=False)
-
-
-def _steppers_if_swapped_by_none_but(member: Member) -> list[Stepping]:
-    """Return what follows the optimizers of all Belays, unless another one has its average in a model."""
-    found = members()
-    if any(each.swap is not None for each in found if each is not member):
-        return []
-    return [stepper for each in found for stepper in each.steppers()]
 
 
 _members: WeakSet[Member] = WeakSet()

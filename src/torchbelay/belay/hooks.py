@@ -106,6 +106,12 @@ class StepHooks:
             self._handles, self._open, self._step = [], False, None
 
 
+def is_stepping(optimizer: Optimizer) -> bool:
+    """Whether this code runs inside a step of an optimizer that is followed."""
+    hooks: StepHooks | None = vars(optimizer).get(_NAME)
+    return hooks is not None and hooks.is_inside()
+
+
 def in_a_step() -> bool:
     """Whether this code runs inside the step of any optimizer, as in its closure."""
     return _step_frame() is not None

@@ -71,18 +71,18 @@ class Part:
 
     def remember_weights(self) -> None:
         """Take the weights as they are now for those that belong to the averages."""
-        self.stepper.writes.remember(self.averages.parameters)
-        if not self.stepper.stepped:
+        self.stepper.takeover.forget()
+        if not self.stepper.steps_seen:
             self.unseen.remember(self.averages.parameters)
 
     def warn_of_unseen(self) -> None:
-        """Warn if the weights have changed and no step was seen."""
-        stepper, optimizer = self.stepper, self.optimizer
+        """Warn if the weights have changed and no step was seen, or if another optimizer steps them now."""
+        stepper = self.stepper
         if stepper.attached and not stepper.is_inside and not company.own_tensors():  # inside, they may have moved
-            if not stepper.stepped:
-                self.unseen.look(self.averages.parameters, optimizer)
-            elif optimizer is not None:  # who steps by hand may do so now and then
-                stepper.writes.look(optimizer)
+            if not stepper.steps_seen:
+                self.unseen.look(self.averages.parameters, self.optimizer)
+            else:
+                stepper.takeover.look()
 
     def effective_lrs(self) -> dict[int, float]:
         """Return what is left of each group's learning rate in the long run, for the group's first parameter."""
@@ -103,6 +103,7 @@ class Part:
         forget_beginning(self.averages.team)
         self.averages.load(checked)
         self.stepper.forget_the_step()
+        self.stepper.takeover.forget()
         self.unseen.forget()
 
     def wanted_names(self, names: Names | None) -> dict[str, None]:
@@ -197,6 +198,10 @@ class Parts:
         for part in self.each:
             part.stepper.settle()
         return max(part.clock.count for part in self.each)
+
+    def steps_seen(self) -> int:
+        """Return how many steps of all optimizers were seen; unlike `step` it asks no device."""
+        return sum(part.stepper.steps_seen for part in self.each)
 
     def origin(self, name: str, belay: object) -> Origin:
         """Return what a live module of an average is made from."""

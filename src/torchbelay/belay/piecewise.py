@@ -6,7 +6,7 @@ A `Belay` couples the pieces; here is what concerns the whole model.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +66,7 @@ class PiecewiseBelay:
 
     def __init__(self, layout: Layout, method: Method | Rule, options: Mapping[str, Any]) -> None:
         self._layout, self._group = layout, layout.group
+        self._undo: list[Callable[[], object]] = []  # what gives the model back what was set aside for a block
         made: list[Belay] = []
         try:
             with agreement(self._group) as facts:
@@ -122,22 +123,37 @@ class PiecewiseBelay:
         `Belay.averaged`.
         """
         self._layout.follow()
-        if self._belay._parts.member.swap is not None:
-            with self._belay.averaged(name, readout=readout):  # the model holds it already, or this is refused
-                yield self._given()
-            return
-        self._belay._average(name)
-        undo = self._layout.set_aside()
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:
-                with self._belay.averaged(name, readout=readout):
-                    self._layout.renew()
+                with self._entered(name, readout):
                     yield self._given()
             finally:
-                _run(undo)
+                self._give_back()
         finally:
-            _run(undo)
+            self._give_back()
+
+    @contextmanager
+    def _entered(self, name: str, readout: Readout | None) -> Iterator[None]:
+        """Let pieces and model hold the average inside the block; of several blocks, the first prepares the model."""
+        member = self._belay._parts.member
+        with ExitStack() as block:
+            with member.lock:
+                first = member.settled_swap() is None
+                if first:
+                    _run(self._undo)
+                    self._belay._average(name)
+                    self._undo = self._layout.set_aside()
+                block.enter_context(self._belay.averaged(name, readout=readout))
+                if first:
+                    self._layout.renew()
+            yield
+
+    def _give_back(self) -> None:
+        """Give the model back what was set aside, if the last block has been left."""
+        with self._belay._parts.member.lock:
+            if self._belay._parts.member.swap is None:
+                _run(self._undo)
 
     def _given(self) -> Any:
         """Return what a block of `averaged()` gets."""
@@ -179,6 +195,10 @@ class PiecewiseBelay:
     @torch.no_grad()
     def _exported(self, name: str, readout: Readout | None, dtype: torch.dtype | None = None) -> dict[str, Any]:
         self._layout.follow()
+        with self._belay._exports.one("average_state_dict() or save_average"):
+            return self._gathered(name, readout, dtype)
+
+    def _gathered(self, name: str, readout: Readout | None, dtype: torch.dtype | None) -> dict[str, Any]:
         average, parts = self._belay._average(name), self._belay._parts
         if parts.member.swap is None:
             parts.follow_model()

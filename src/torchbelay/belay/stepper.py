@@ -1,9 +1,7 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
 from collections.abc import Callable
-from threading import Thread, current_thread
 from typing import Protocol, runtime_checkable
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +21,9 @@ from .plan import Plan, Update, Work
 from .signals import signals_held
 from .states import Idle, Skipped, State, UnderWay
 from .swap import Swap
+from .takeover import Takeover
 from .team import warn_if_apart
 from .validate import pulled_by
-from .writes import Writes
 
 
 @runtime_checkable
@@ -63,11 +61,11 @@ class Stepper:
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
         self._plan: Plan | None = None
-        self.carried = self.stepped = False  # the optimizer took the averages along in the last step; there was a step
+        self.carried = False  # whether the optimizer took the averages along in the last step
+        self.steps_seen = 0
         self.before_the_first: Callable[[], None] | None = None  # called before the first step, unless update() is it
         self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
-        self.writes = Writes()
-        self.thread: ref[Thread] | None = None  # the one that took the last step
+        self.takeover = Takeover(optimizer, averages)
         self._attached = False
         self._hooks: StepHooks | None = None
         self.at_detach: list[Callable[[], None]] = []  # what else is to be taken off the optimizer
@@ -77,11 +75,13 @@ class Stepper:
         self._attached = True
         if self.optimizer is not None:
             self._hooks = StepHooks.attach(self.optimizer, self)
+        self.takeover.watch()
 
     def detach(self) -> None:
         """Follow no more steps: the optimizer is as it was."""
         if self._hooks is not None and self.optimizer is not None:
             self._hooks.remove(self.optimizer, self)
+        self.takeover.end()
         for remove in self.at_detach:
             remove()
         self._attached, self._hooks, self.at_detach = False, None, []
@@ -104,8 +104,8 @@ class Stepper:
         if self._is_phantom():
             self._state = Skipped()
             return
-        self.writes.begin_step()
-        if not self.stepped and update is None and self.before_the_first is not None:
+        self.takeover.begin_step()
+        if not self.steps_seen and update is None and self.before_the_first is not None:
             look, self.before_the_first = self.before_the_first, None
             look()
         self._start(self._fusing, update)
@@ -122,7 +122,7 @@ class Stepper:
 
     def _is_phantom(self) -> bool:
         optimizer = self.optimizer
-        return optimizer is not None and not optimizer.state and is_phantom(optimizer, first=not self.stepped)
+        return optimizer is not None and not optimizer.state and is_phantom(optimizer, first=not self.steps_seen)
 
     def _drop_the_last(self) -> None:
         """Drop a step that raised: it has not taken place."""
@@ -249,7 +249,9 @@ class Stepper:
     @torch.no_grad()
     def after(self) -> None:
         """Move everything, now that the optimizer has stepped."""
-        state, self.carried, self.stepped, self.thread = self._state, False, True, ref(current_thread())
+        state, self.carried = self._state, False
+        self.steps_seen += 1
+        self.takeover.forget()
         if not isinstance(state, UnderWay):  # skipped, or attached during the step
             self._state = Idle()
             if self._member.live.modules:
@@ -273,7 +275,6 @@ class Stepper:
             buffers.take(work.keep)
         if self._options.buffers == "copy" and any(average.buffers for average in self._averages.each.values()):
             self._averages.forget_buffers(work.keep)
-        self.writes.remember(self._averages.parameters)
         self._clock.tick(work.keep, counted=work.carried, captured=work.capturing)
         self._state = Idle()
         if not self._averages.began:

@@ -41,8 +41,8 @@ class Unseen:
 
     One number of each weight is remembered, its last. A training that is not seen changes some of them, however it
     writes. This is local to a rank and costs later steps nothing: it is asked until the first step alone; from then on
-    `Writes` is. Not seen are changes between `load_state_dict()` and the next use of the average: weights may be loaded
-    then.
+    `Takeover` is. Not seen are changes between `load_state_dict()` and the next use of the average: weights may be
+    loaded then.
     """
 
     def __init__(self, parameters: Parameters) -> None:

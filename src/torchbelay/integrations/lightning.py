@@ -1,7 +1,7 @@
 """`BelayCallback`: a Belay for Lightning's Trainer, which validates, checkpoints and finishes with the average."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, Unpack, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -74,7 +74,6 @@ class BelayCallback(Callback):
         self._check_arguments()
         self.belay: Belay | None = None
         self._block = ExitStack()  # the block `averaged()` of a validation
-        self._is_validating = False
         self._state: Mapping[str, Any] | None = None  # of a checkpoint, until the optimizers hold what it averages
         self._weights: dict[str, Any] | None = None  # those of the end of `fit`, if the model holds the average since
         self._logged = 0
@@ -101,7 +100,7 @@ class BelayCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the last fit."""
         if stage == TrainerFn.FITTING:
-            self._leave()
+            self._block.close()
             if self.belay is not None:
                 self.belay.detach()
             self.belay = self._state = self._weights = None
@@ -172,11 +171,11 @@ class BelayCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the model its weights back: after its own `on_validation_epoch_end`, before checkpoints are saved."""
-        self._leave()
+        self._block.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give the model its weights back, whatever stopped the validation."""
-        self._leave()
+        self._block.close()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the model hold the average for good. The last checkpoints of the fit have been saved before."""
@@ -192,22 +191,6 @@ class BelayCallback(Callback):
         self._load_state()
         if self.belay is not None and self._validate is not None:
             self._block.enter_context(self.belay.averaged(self._validate))
-            self._is_validating = True
-
-    def _leave(self) -> None:
-        self._is_validating = False
-        self._block.close()
-
-    @contextmanager
-    def _outside(self) -> Iterator[None]:
-        """Let the model hold its weights inside this block, also during a validation."""
-        was_validating = self._is_validating
-        self._leave()
-        try:
-            yield
-        finally:
-            if was_validating:
-                self._enter()
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -267,9 +250,10 @@ def _save_model_states(trainer: Trainer, ours: list[BelayCallback], place: "_Pla
         checkpoint[_WEIGHTS] = place.put(kept[0])
         return
     with ExitStack() as stack:
-        if any(each._is_validating for each in ours):
-            for each in ours:
-                stack.enter_context(each._outside())
+        belays = [each.belay for each in ours if each.belay is not None]
+        if any(belay._parts.member.settled_swap() is not None for belay in belays):  # a validation, or a user's block
+            for belay in belays:
+                stack.enter_context(belay._outside())
             checkpoint["state_dict"] = _copied(trainer)
         weights = checkpoint["state_dict"]
         averages = [(each.belay, each._checkpoint) for each in ours]

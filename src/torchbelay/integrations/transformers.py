@@ -144,10 +144,16 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
             self._entered = self._versions()
 
     def use_weights(self) -> None:
-        """Let the model hold its weights."""
+        """Let the model hold its weights, whoever needs the average there: they are about to be trained."""
         if self._belay is not None and self._belay._parts.member.swap is not None:
             with signals_held():
                 self._belay._parts.member.leave()
+
+    def _end_use(self) -> None:
+        """Let the model hold its weights, unless the program is in a block of `averaged()`."""
+        if self._belay is not None and self._belay._parts.member.swap is not None:
+            with signals_held():
+                self._belay._parts.member.leave(_UNTIL_IT_TRAINS)
 
     def _continue(self) -> None:
         """Let the model hold its weights, to train them; what was written to it after `train()` are its weights now."""
@@ -195,8 +201,9 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
             with self._belay.averaged():
                 yield
         else:
-            self.use_weights()
-            yield
+            self._end_use()
+            with self._belay._outside():
+                yield
 
     @contextmanager
     def _loading(self, checkpoint: Any) -> Iterator[None]:
@@ -250,12 +257,12 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Without `export`, give the model its weights back."""
         if not self._export:
-            self.use_weights()
+            self._end_use()
 
     def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Without `export`, give the model its weights back."""
         if not self._export:
-            self.use_weights()
+            self._end_use()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the trained model be the average."""

@@ -348,12 +348,15 @@ def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list
 
 
 def _cut(group: tuple[Any, ...], most: int) -> Iterator[tuple[Any, ...]]:
-    """Cut tensors of one shape, along their longest dimension, until each part has at most `most` elements."""
-    shape, size = group[0].shape, group[0].numel()
-    if size <= most:
+    """Cut tensors of one shape, until each part has at most `most` elements.
+
+    They are cut along the dimension with the largest stride, so that the numbers of a part lie side by side.
+    """
+    first = group[0]
+    if first.numel() <= most:
         yield group
         return
-    longest = max(range(len(shape)), key=lambda d: shape[d])
-    rows = max(1, most * shape[longest] // size)
-    for part in zip(*(t.split(rows, longest) for t in group), strict=True):
+    dim = max((d for d in range(first.dim()) if first.shape[d] > 1), key=first.stride)
+    rows = max(1, most * first.shape[dim] // first.numel())
+    for part in zip(*(t.split(rows, dim) for t in group), strict=True):
         yield from _cut(part, most)

@@ -60,7 +60,8 @@ class Triton:
         """Return at once: torch's own stream keeps the order."""
 
     def release(self) -> None:
-        """Do nothing: the allocator of the GPU keeps memory."""
+        """Give up copies of weights on a CPU; the allocator of the GPU keeps memory itself."""
+        self._moves, self._passes = (), []
 
     def _runs_on(self, t: Tensor) -> bool:
         return t.is_cuda or (self._strict and is_interpreted())

@@ -15,17 +15,20 @@ from .launch import Form
 from .numbers import Numbers
 from .table import Follower, StandIns, Table
 
-FOREACH = Foreach()
-
 
 class Pass:
     """Moves of one device that one launch carries out; without a table, moves that foreach carries out."""
 
-    def __init__(self, moves: Sequence[Move], table: Table | None, *, stochastic: bool) -> None:
+    def __init__(
+        self, moves: Sequence[Move], table: Table | None, *, stochastic: bool, foreach: Foreach | None = None
+    ) -> None:
         self.groups, self.table = [move.group for move in moves], table
         self._moves, self._stochastic = moves, stochastic
         self._identity = identities(moves)
+        self._foreach = foreach or Foreach()
         if table is None:
+            if foreach is None:
+                self._foreach.remember(self.groups)  # whose copies it keeps
             return
         copied = any(move.needs_copy for move in moves)
         rule = layout.COPIED if copied else layout.STEPPED
@@ -38,12 +41,12 @@ class Pass:
         if self._identity == identities(moves):
             self._moves = moves
             return self
-        return Pass(moves, self.table, stochastic=self._stochastic)
+        return Pass(moves, self.table, stochastic=self._stochastic, foreach=self._foreach)
 
     def begin(self, count: Count) -> "PreparedLaunch | PreparedLists | None":
         """Prepare a step; None if nothing moves in it. W1 is copied, in one launch, if a coupling needs the copy."""
         if self.table is None:
-            return FOREACH.prepare(self._moves, count)
+            return self._foreach.prepare(self._moves, count)
         if all(move.motion is not None and move.motion.rests for move in self._moves):
             return None
         copy = None

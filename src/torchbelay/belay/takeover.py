@@ -1,0 +1,99 @@
+"""Another optimizer that takes over the weights in the middle of a run: the average does not move with its steps."""
+
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from torchbelay.physics.warnings import warn
+
+from .hooks import is_stepping
+from .parameters import Parameters
+
+_FEW = 10  # steps of others that are nothing unusual
+
+
+class Averaged(Protocol):
+    """Averages of parameters, which an optimizer may get and lose."""
+
+    parameters: Parameters
+
+
+class Takeover:
+    """Counts the steps of other optimizers on the averaged weights, and warns, once, if they go on and on.
+
+    torch calls one hook of this file after the step of any optimizer, fused ones included. Steps of others between two
+    steps of the own optimizer are usual if they have occurred before. Steps inside a step of the own optimizer belong
+    to it: it may have others that work for it. Writes to the weights without an optimizer are not seen.
+    """
+
+    def __init__(self, optimizer: Optimizer | None, averages: Averaged) -> None:
+        self._optimizer, self._averages = optimizer, averages
+        self._count, self._usual, self._other, self._warned = 0, 0, "", False
+        self._shared: WeakKeyDictionary[Optimizer, tuple[list[Any], int, bool]] = WeakKeyDictionary()
+
+    def watch(self) -> None:
+        """Count from now on, unless steps are taken by hand: users may do so now and then."""
+        if self._optimizer is None:
+            return
+        _watching.add(self)
+        if not _handles:
+            _handles.append(register_optimizer_step_post_hook(_count))
+
+    def end(self) -> None:
+        """Count no more; without anybody who counts, torch's optimizers are as they were."""
+        _watching.discard(self)
+        if not _watching:
+            while _handles:
+                _handles.pop().remove()
+
+    def begin_step(self) -> None:
+        """Learn how many steps others take between two steps of the own optimizer."""
+        self._usual = max(self._usual, self._count)
+
+    def forget(self) -> None:
+        """Count from 0: the average belongs to the weights as they are now."""
+        self._count = 0
+
+    def count(self, optimizer: Optimizer) -> None:
+        """Count a step of any optimizer, if it is one of those that count."""
+        own = self._optimizer
+        if own is not None and optimizer is not own and self._shares(optimizer) and not is_stepping(own):
+            self._count += 1
+            self._other = type(optimizer).__name__
+
+    def _shares(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer has one of the parameters; it is looked up again if either has changed."""
+        held, number = self._averages.parameters.all, sum(len(group["params"]) for group in optimizer.param_groups)
+        known = self._shared.get(optimizer)
+        if known is None or known[0] is not held or known[1] != number:
+            ids = set(map(id, held))
+            found = any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
+            known = self._shared[optimizer] = (held, number, found)
+        return known[2]
+
+    def look(self) -> None:
+        """Warn if others have stepped more often than ever between two steps of the own optimizer."""
+        if self._warned or self._count <= _FEW + 2 * self._usual:
+            return
+        self._warned = True
+        own = type(self._optimizer).__name__
+        warn(
+            f"another optimizer ({self._other}) has stepped the weights {self._count} times since the last step of the "
+            f"{own} that this Belay follows, and the average has not moved since then. If that optimizer trains them "
+            "now, make a Belay for it, and give it this one's state by load_state_dict(). If you have put the weights "
+            "back, there is nothing to do"
+        )
+
+
+_watching: WeakSet[Takeover] = WeakSet()
+_handles: list[Any] = []  # the hook of torch, while anybody counts
+
+
+def _count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():  # another optimizer is being compiled: stay out of its graph
+        return
+    for each in list(_watching):
+        each.count(optimizer)
