@@ -164,7 +164,10 @@ def test_of_blocks_that_overlap_the_last_one_gives_the_weights_back(first: int) 
     assert not same(average, weights)
     blocks[first].close()
     assert same(values(run.layout.model), average)
-    with pytest.raises(RuntimeError, match=r"averaged\('short'\) inside averaged\('average'\)"), run.belay.averaged("short"):
+    with (
+        pytest.raises(RuntimeError, match=r"averaged\('short'\) inside averaged\('average'\)"),
+        run.belay.averaged("short"),
+    ):
         pass
     assert same(values(run.layout.model), average)
     blocks[1 - first].close()

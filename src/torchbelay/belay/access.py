@@ -36,12 +36,12 @@ class Access:
         """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 
         The block gets the model; a list if Belay was given several models, or tensors without a model. Evaluate inside,
-        do not train: an optimizer step inside raises. Buffers that are changed inside (by `update_bn`) stay with the
-        average. FSDP2 modules free their gathered weights on entering and on leaving, and autocast its copies. Signals
-        that have a Python handler wait while weights and average trade places. While somebody holds `module()`,
-        `tensors()` or a `state_dict()` of the average, they do not trade: the weights are set aside. With `shard`,
-        every rank must enter, and each sets its weights aside. Blocks may be nested, and may overlap, also those of
-        several threads: the weights come back when the last one is left.
+        do not train: an optimizer step inside raises, and gradients from inside are those of the average. Buffers that
+        are changed inside (by `update_bn`) stay with the average. FSDP2 modules free their gathered weights on entering
+        and on leaving, and autocast its copies. Signals that have a Python handler wait while weights and average trade
+        places. While somebody holds `module()`, `tensors()` or a `state_dict()` of the average, they do not trade: the
+        weights are set aside. With `shard`, every rank must enter, and each sets its weights aside. Blocks may be
+        nested, and may overlap, also those of several threads: the weights come back when the last one is left.
 
         With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
         weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
