@@ -105,7 +105,7 @@ def test_C7_says_its_numbers() -> None:
     assert refused == "1,000"
     assert "noisy losses grow 1,000-fold" in judged("C7", lengths(losses=(1e-6, 1e-3))).summary
     alike = judged("C7", lengths(losses=(1e-3, 1e-3), refused=False))
-    assert alike.summary.endswith("With noise, noisy losses stay the same.")
+    assert alike.summary.endswith("noisy losses stay the same.")
     assert alike.numbers[-1][1] == "none"
 
 
