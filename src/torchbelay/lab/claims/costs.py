@@ -1,13 +1,15 @@
 """The claims about what BELAY costs: C5, and C16 for springs whose masses keep their velocities."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torchbelay.lab.arms import BELAY, EMA, PLAIN
 from torchbelay.lab.overhead import VELOCITIES, bytes_per_weight, cost
+from torchbelay.lab.part import Record
+from torchbelay.lab.records import select
 from torchbelay.lab.report.words import listed
 from torchbelay.lab.statistics import exceeds
 
-from .verdict import Claim, Finding, Outcome, Records, combine, describe_answer, find, need
+from .verdict import Claim, Finding, Outcome, Records, combine, describe_answer, find, need, need_some
 
 NEGLIGIBLE = 0.05  # the largest overhead that counts as negligible, in time and in memory
 
@@ -16,15 +18,15 @@ def judge_costs(arm: str) -> Callable[[Records], Finding]:
     """Return the rule that judges the costs of an arm."""
 
     def judge(records: Records) -> Finding:
-        for network in dict.fromkeys(r["network"] for r in records["overhead"]):
-            need({r["arm"]: r for r in records["overhead"] if r["network"] == network}, (arm, EMA, PLAIN))
-        return _judge(records, arm)
+        costs = need_some(select(records["overhead"], "cost"), "costs")
+        for network in dict.fromkeys(r["network"] for r in costs):
+            need({r["arm"]: r for r in costs if r["network"] == network}, (arm, EMA, PLAIN))
+        return _judge(costs, arm)
 
     return judge
 
 
-def _judge(records: Records, arm: str) -> Finding:
-    costs = records["overhead"]
+def _judge(costs: Sequence[Record], arm: str) -> Finding:
     networks = list(dict.fromkeys(r["network"] for r in costs))
     times = {name: cost(costs, name, arm)["timing_s"] for name in networks}
     belay, ema, plain = (cost(costs, networks[0], each) for each in (arm, EMA, PLAIN))
