@@ -41,8 +41,8 @@ def limits(late: float = 1e-16, same: float = 0.03, power: float = -1.0) -> list
     ("records", "answer", "expected"),
     [
         (limits(), HOLDS, "one step late (erratum E6)"),
-        (limits(late=0.03, same=1e-16), HOLDS, "BELAY is the EMA of Eq. 1, within 1e-16"),
-        (limits(late=1e-3), IN_PART, "1e-03 off the EMA"),
+        (limits(late=0.03, same=1e-16), HOLDS, "BELAY is Eq. 1's EMA, within 1e-16"),
+        (limits(late=1e-3), IN_PART, "1e-03 off Eq. 1's EMA"),
         (limits(power=-0.5), IN_PART, "power −0.50: BELAY does not tend to that limit."),
         (limits(late=1e-3, power=0.0), FAILS, "does not tend to that limit"),
     ],
@@ -99,15 +99,13 @@ def test_C7(records: list[Record], answer: Answer) -> None:
 
 def test_C7_says_its_numbers() -> None:
     finding = judged("C7", lengths())
-    assert (
-        "Paths of 1,000 to 1,000,000 steps differ by 0.10% with the rule and at least 50% without." in finding.summary
-    )
-    assert "the loss falls 1,000-fold with T; the rule fails at 1,000 steps." in finding.summary
+    assert "From 1,000 to 1,000,000 steps, paths differ by 0.10% (at least 50% without the rule)" in finding.summary
+    assert "noisy losses fall 1,000-fold; the rule fails at 1,000 steps." in finding.summary
     (refused,) = [value for what, value in finding.numbers if what.endswith("erratum E5)")]
     assert refused == "1,000"
-    assert "the loss grows 1,000-fold with T" in judged("C7", lengths(losses=(1e-6, 1e-3))).summary
+    assert "noisy losses grow 1,000-fold" in judged("C7", lengths(losses=(1e-6, 1e-3))).summary
     alike = judged("C7", lengths(losses=(1e-3, 1e-3), refused=False))
-    assert alike.summary.endswith("With noise, the loss is the same for all T.")
+    assert alike.summary.endswith("noisy losses stay the same.")
     assert alike.numbers[-1][1] == "none"
 
 
@@ -131,8 +129,8 @@ def links(affine: float = 1e-16, power: float = 2.0, off: float = 1e-15, nu: flo
 @pytest.mark.parametrize(
     ("records", "answer", "expected"),
     [
-        (links(nu=0.5), HOLDS, "with 0.50 times the momentum of torch's SGD."),
-        (links(), IN_PART, "with −2.16 times the momentum of torch's SGD: it subtracts what momentum adds."),
+        (links(nu=0.5), HOLDS, "with 0.50 times torch's momentum."),
+        (links(), IN_PART, "with −2.16 times torch's momentum: subtracted, not added."),
         (links(power=1.0, nu=0.5), IN_PART, "to the power 1.00"),
         (links(affine=1e-3, nu=0.5), IN_PART, "is not the average gradient"),
         (links(off=1e-3, nu=0.5), IN_PART, "1e-03 off a momentum step"),

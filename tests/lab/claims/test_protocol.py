@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from torchbelay.lab.claims import CLAIMS, planar, ranges
+from helpers import kept_records
+from torchbelay.lab.claims import CLAIMS, judge, planar, ranges
 from torchbelay.lab.claims.protocol import read_protocol
 from torchbelay.lab.claims.verdict import Answer
 from torchbelay.lab.score.analysis import FAILED, FID_MARGIN, FID_NOISE
@@ -54,3 +55,28 @@ def test_it_says_which_records_it_was_not_committed_before() -> None:
     named = {"fig1", "fig2", "fig3", *re.split(r", | and ", listed)}
     assert named | {"figure4", "readings"} >= {part for claim in CLAIMS for part in claim.needs}
     assert re.search(r"Dated \d{4}-\d{2}-\d{2}\.", TEXT)
+
+
+def test_what_it_says_of_the_last_changes_follows_from_the_kept_records() -> None:
+    """The last column has the verdict of today, and in italics that of the rule which stands beside it."""
+    rows = {row[0]: row[-1] for row in re.findall(r"^\| (C\d+) \| .* \| (.*) \| (.*) \|$", read_protocol(), re.M)}
+    before = {row[0]: row[1] for row in re.findall(r"^\| (C\d+) \| .* \| (.*) \| (.*) \|$", read_protocol(), re.M)}
+    found = {v.claim.id: v.finding for v in judge({name: kept_records.lines(name) for name in kept_records.paths()})}
+    assert [*rows] == ["C3", "C4", "C12", "C13", "C15"]
+    for name, after in rows.items():
+        finding = found[name]
+        now = f"{finding.answer}, {len(finding.passed)} of {len(finding.tests)}"
+        assert (before[name] if after.startswith("the same") else after.split(";")[0]) == now
+        if other := re.search(r"\*(.*)\*, (\d+) of (\d+), if", after):
+            answer, passed, tests = other.groups()
+            values = [value for _, value in finding.numbers]
+            assert any(v.startswith(f"{answer}: {passed} passed") and f"of {tests} tests" in v for v in values)
+            assert f"{answer}." in finding.summary
+
+
+def test_equality_comes_before_a_difference() -> None:
+    factors = dict(enumerate((0.9695, 0.970, 0.9705)))
+    found = compare(factors, dict.fromkeys(factors, 1.0))
+    assert found.below
+    assert (found.better, found.alike) == (False, True)
+    assert "0.970 (0.968 to 0.972) is equal, so that it fails C9 and passes C10" in TEXT

@@ -44,7 +44,7 @@ def plane(alone: tuple[int, int], ema: tuple[int, int], belay: tuple[int, int]) 
 def test_each_outcome(pairs: tuple[tuple[int, int], ...], answer: Answer, passed: int) -> None:
     found = judge_adam({"robustness": plane(*pairs)})
     assert (found.answer, len(found.passed), len(found.tests)) == (answer, passed, 12)
-    assert f"than SGD in {passed} of 12 comparisons" in found.summary
+    assert f"than SGD's in {passed} of 12 comparisons" in found.summary
 
 
 def test_the_numbers_are_decades() -> None:

@@ -49,9 +49,9 @@ def test_each_outcome_on_mnist(records: list[Record], answer: Answer, passed: in
     assert found.answer is answer, found.tests
     assert len(found.passed) == passed
     assert len(found.tests) == 4
-    assert found.summary.startswith(f"At the paper's rate, BELAY wins {passed} of 4 comparisons that train.")
-    assert ". At rates that train, BELAY's test loss is " in found.summary
-    assert " times either EMA's, its FID " in found.summary
+    assert found.summary.startswith(f"At the paper's rate, BELAY wins {passed} of 4 comparisons of trained networks (")
+    assert f"({[*found.tests.values()].count(None)} open). Elsewhere BELAY's loss is " in found.summary
+    assert found.summary.endswith(" times either EMA's.")
     assert found.summary.count(". ") == 1  # two sentences
 
 
@@ -68,9 +68,7 @@ def test_if_no_method_trains_the_claim_is_not_reproduced_and_never_fails() -> No
     found = judge_mnist({"mnist": lost_at_the_papers_rate()})
     assert found.answer is Answer.NOT_REPRODUCED
     assert found.tests == {}
-    assert found.summary.startswith(
-        "At the paper's rate of 0.05 no method trains. At rates that train, BELAY's test loss is "
-    )
+    assert found.summary.startswith("At the paper's rate of 0.05 no method trains. Elsewhere BELAY's loss is ")
 
 
 def test_the_effects_are_given_in_three_ways_and_in_their_order() -> None:
@@ -79,8 +77,7 @@ def test_the_effects_are_given_in_three_ways_and_in_their_order() -> None:
     short = without(mnist(belay, matched, ema=GONE, noise=0.0, spread=0.0), study="table1")
     found = judge_mnist({"mnist": short})
     assert found.summary == (
-        "At the paper's rate of 0.05 no method trains. At rates that train, BELAY's test loss is 1.048 to 1.1 times "
-        "either EMA's."
+        "At the paper's rate of 0.05 no method trains. Elsewhere BELAY's loss is 1.048 to 1.1 times either EMA's."
     )
     labels = [label for label, _ in found.numbers if label.startswith("test loss, rates, at ")]
     assert labels == [
@@ -96,7 +93,7 @@ def test_the_equal_memory_ema_stands_in_for_the_papers_under_its_own_name() -> N
     assert "either EMA's" in found.summary  # the other is the matched one
     assert all("BELAY ÷ EMA" not in label for label, _ in found.numbers)
     alone = judge_mnist({"mnist": without(renamed, arm="matched EMA")})
-    assert " times the equal-memory EMA's, its FID " in alone.summary
+    assert " times the equal-memory EMA's." in alone.summary
 
 
 def reading(features: int, warm_up: int, eps: float, belay: Factor, ema: Factor = 1.0, seeds: int = 5) -> list[Record]:
@@ -144,7 +141,6 @@ def test_a_lost_run_is_one_above_half_of_what_predicting_nothing_gives() -> None
     label = "test loss, at the paper's rate of 0.05, cold start, Adam's eps 1e-8, short runs: BELAY ÷ EMA"
     assert numbers[label] == "EMA lost in 3 of 3 seeds, p = 0.12; undecided"
     assert numbers["a run is lost if its loss exceeds 0.5: the largest loss below, the least above"] == "0.238, 0.6"
-    assert "0.5, half the loss of a network that predicts nothing" in C9.rule
 
 
 @pytest.mark.parametrize(
@@ -152,8 +148,8 @@ def test_a_lost_run_is_one_above_half_of_what_predicting_nothing_gives() -> None
     [
         (mnist(BETTER, fid_ratio=0.8, seeds=1), Answer.OPEN, "Nothing was run at the paper's rate of 0.05."),
         ([], Answer.OPEN, "Too few seeds to judge by: no seed."),
-        (without(mnist(BETTER), study="rates"), Answer.FAILS, "times either EMA's, its FID 0.9"),
-        (without(mnist(BETTER), study="table1"), Answer.HOLDS, "At rates that train, BELAY's test loss is 0.6"),
+        (without(mnist(BETTER), study="rates"), Answer.FAILS, "Elsewhere BELAY's loss is 0.9"),
+        (without(mnist(BETTER), study="table1"), Answer.HOLDS, "Elsewhere BELAY's loss is 0.6"),
         (without(mnist(BETTER, fid_ratio=0.8), lr=5e-2), Answer.OPEN, "Nothing was run at the paper's rate of 0.05."),
     ],
     ids=["one seed", "nothing", "no rates", "no long runs", "not at 5e-2"],
@@ -169,23 +165,23 @@ def test_what_is_missing_on_mnist_is_not_judged(records: list[Record], answer: A
 @pytest.mark.parametrize(
     ("records", "answer", "summary"),
     [
-        (cifar10(), Answer.HOLDS, "In a short run, at a FID of about 20, BELAY is shown equal in 3 of 3 comparisons."),
-        (cifar10(1.03, 1.03, noise=0.001), Answer.HOLDS, "equal in 3 of 3 comparisons. "),
-        (cifar10(1.2), Answer.FAILS, "equal in 1 of 3 comparisons and different in 2. "),
-        (cifar10(1.2, 1.2, fid_ratio=1.5), Answer.FAILS, "equal in 1 of 3 comparisons and different in 2. "),
-        (cifar10(fid_ratio=1.5), Answer.IN_PART, "equal in 2 of 3 comparisons and different in 1. "),
-        (cifar10(1.2, 1.0, fid_ratio=0.5), Answer.FAILS, "equal in 0 of 3 comparisons and different in 3. "),
+        (cifar10(), Answer.HOLDS, "In short runs (FID about 20), 3 of 3 comparisons show equality."),
+        (cifar10(1.03, 1.03, noise=0.001), Answer.HOLDS, "3 of 3 comparisons show equality. "),
+        (cifar10(1.2), Answer.FAILS, "1 of 3 comparisons show equality and 2 a difference. "),
+        (cifar10(1.2, 1.2, fid_ratio=1.5), Answer.FAILS, "1 of 3 comparisons show equality and 2 a difference. "),
+        (cifar10(fid_ratio=1.5), Answer.IN_PART, "2 of 3 comparisons show equality and 1 a difference. "),
+        (cifar10(1.2, 1.0, fid_ratio=0.5), Answer.FAILS, "0 of 3 comparisons show equality and 3 a difference. "),
         (cifar10(None, fid_ratio=None, seeds=5), Answer.FAILS, "Seeds lost: BELAY 5 of 5 and EMA 0 of 5."),
         (cifar10(None, fid_ratio=None), Answer.UNDECIDED, "Seeds lost: BELAY 3 of 3 and EMA 0 of 3."),
-        (without(cifar10(noise=0.06), kind="fid"), Answer.UNDECIDED, "In a short run, BELAY is shown equal in 0 of 3"),
-        (cifar10(fid_ratio=None), Answer.IN_PART, "in 2 of 3 comparisons. BELAY's test loss is"),
+        (without(cifar10(noise=0.06), kind="fid"), Answer.UNDECIDED, "In short runs, 0 of 3 comparisons show equality"),
+        (cifar10(fid_ratio=None), Answer.IN_PART, "2 of 3 comparisons show equality. BELAY's test loss is"),
         (cifar10(fid_ratio=None), Answer.IN_PART, ", and seeds lost: BELAY 3 of 3 and EMA 0 of 3."),
-        (no_fid(), Answer.IN_PART, "shown equal in 2 of 3 comparisons. BELAY's test loss is"),
+        (no_fid(), Answer.IN_PART, "2 of 3 comparisons show equality. BELAY's test loss is"),
         (no_fid(), Answer.IN_PART, ", and FID was not run."),
         (one_fid(), Answer.IN_PART, " (one seed) times EMA's."),
         (cifar10(seeds=1), Answer.OPEN, "Too few seeds to judge by: 1 seed."),
         ([], Answer.OPEN, "Too few seeds to judge by: no seed."),
-        (without(cifar10(), arm="matched EMA"), Answer.IN_PART, "shown equal in 2 of 3 comparisons. "),
+        (without(cifar10(), arm="matched EMA"), Answer.IN_PART, "2 of 3 comparisons show equality. "),
     ],
     ids=[
         "equal", "within", "loss differs", "FID differs, and from EMA", "FID differs", "all differ", "lost",

@@ -4,14 +4,34 @@ from itertools import product
 
 import pytest
 
-from torchbelay.lab.claims.verdict import Answer, Claim, Finding, combine, find, judge_claim
+from torchbelay.lab.claims.verdict import (
+    Answer,
+    Claim,
+    Finding,
+    NotRecordedError,
+    combine,
+    find,
+    judge_claim,
+    need,
+    need_one,
+    need_some,
+)
 
 HOLDS, IN_PART, FAILS, UNDECIDED, OPEN = Answer.HOLDS, Answer.IN_PART, Answer.FAILS, Answer.UNDECIDED, Answer.OPEN
 
 
 def test_missing_parts_are_named_and_present_ones_are_not() -> None:
     claim = Claim("C0", "text", "rule", ("a", "b", "c"), lambda records: Finding(HOLDS, "never asked"))
-    assert judge_claim(claim, {"b": []}).finding.summary == "needs a and c, which have not been run"
+    assert judge_claim(claim, {"b": [{}], "c": []}).finding.summary == "needs a and c, which have not been run"
+
+
+def test_what_a_rule_misses_in_the_records_is_named_and_not_an_exception() -> None:
+    claim = Claim("C0", "text", "rule", ("a",), lambda records: Finding(HOLDS, str(need({}, ["SGD", "Adam"]))))
+    assert judge_claim(claim, {"a": [{}]}).finding == Finding(OPEN, "the records lack SGD and Adam")
+    for missing in (need_one, need_some):
+        with pytest.raises(NotRecordedError, match="the EMA"):
+            missing([], "the EMA")
+    assert need_some([1, 2], "numbers") == [1, 2]
 
 
 def test_a_rule_sees_the_records() -> None:

@@ -1,10 +1,12 @@
 """One verdict per claim of the paper, computed from the records by a rule that the report prints beside it."""
 
-from . import costs, identities, planar, ranges, score, sensitivity, trained
+from . import costs, identities, planar, ranges, rates, score, sensitivity, trained
 from .verdict import Records, Verdict, judge_claim
 
 _ALL = tuple(
-    claim for module in (planar, identities, costs, trained, score, ranges, sensitivity) for claim in module.CLAIMS
+    claim
+    for module in (planar, rates, identities, costs, trained, score, ranges, sensitivity)
+    for claim in module.CLAIMS
 )
 CLAIMS = tuple(sorted(_ALL, key=lambda claim: int(claim.id[1:])))
 

@@ -1,5 +1,7 @@
 """The claims about what BELAY is: C6 EMA as a limit, C7 the rule k(T), C8 momentum."""
 
+from collections.abc import Sequence
+
 from torchbelay.lab.part import Record
 from torchbelay.lab.plane.invariance import runs_by_length, spread
 from torchbelay.lab.plane.momentum import BOWL
@@ -8,7 +10,7 @@ from torchbelay.lab.records import select
 from torchbelay.lab.report.words import listed
 from torchbelay.lab.statistics import fit_power
 
-from .verdict import Claim, Finding, Records, find
+from .verdict import Claim, Finding, Records, find, need, need_one, need_some
 
 EXACT = 1e-12  # relative; rounding over a few hundred steps is a hundred times smaller, another formula is far larger
 SLOPE = 0.1  # the largest difference between a fitted power and the predicted one
@@ -20,19 +22,19 @@ SAME_LOSS = 1.1  # the largest expected loss over the smallest, if all count as 
 
 def judge_ema_limit(records: Records) -> Finding:
     """Judge C6."""
-    (ema,) = select(records["momentum"], "ema")
-    limit = select(records["momentum"], "limit")
+    ema = need_one(select(records["momentum"], "ema"), "the EMA")
+    limit = _need_power(select(records["momentum"], "limit"), "m1", "BELAY with two masses m1")
     power = fit_power([r["m1"] for r in limit], [r["difference"] for r in limit])
     late, same_step = ema["deviation_one_step_later"], ema["deviation_same_step"]
     same, delayed, tends = same_step <= EXACT, late <= EXACT, abs(power + 1) <= SLOPE
     if same:
-        relation = f"BELAY is the EMA of Eq. 1, within {same_step:.0e}"
+        relation = f"BELAY is Eq. 1's EMA, within {same_step:.0e}"
     elif delayed:
-        relation = f"BELAY is the EMA of Eq. 1 one step late (erratum E6), within {late:.0e}"
+        relation = f"BELAY is Eq. 1's EMA one step late (erratum E6), within {late:.0e}"
     else:
-        relation = f"BELAY is {min(late, same_step):.0e} off the EMA of Eq. 1, one step late or not"
+        relation = f"BELAY is {min(late, same_step):.0e} off Eq. 1's EMA, one step late or not"
     summary = (
-        f"At m1 = ∞, {relation}. As m1 grows, the difference goes as m1 to the power {_format_signed(power)}"
+        f"At m1 = ∞, {relation}. The difference goes as m1 to the power {_format_signed(power)}"
         f"{'' if tends else ': BELAY does not tend to that limit'}."
     )
     numbers = (
@@ -47,15 +49,19 @@ def judge_ema_limit(records: Records) -> Finding:
 def judge_invariance(records: Records) -> Finding:
     """Judge C7."""
     runs = records["invariance"]
+    lengths = [r["steps"] for r in runs_by_length(runs, "path", HEAVY.name, "printed")]
+    losses = [r["loss_w2"] for r in runs_by_length(runs, "noise", HEAVY.name, "printed")]
+    real = [r["deviation_of_belay"] for r in runs if r.get("deviation_of_belay") is not None]
+    simulated = [r for r in runs if r["kind"] == "noise" and r["runs"]]
+    needed = {"paths": lengths, "losses with noise": losses, "real runs": real, "simulated losses": simulated}
+    needed |= {rule: runs_by_length(runs, "path", HEAVY.name, rule) for rule in HEAVY.rules if rule.startswith("k of")}
+    need({name: found for name, found in needed.items() if found}, needed)
     ruled = spread(runs_by_length(runs, "path", HEAVY.name, "printed"))
     fixed = {
         rule: spread(runs_by_length(runs, "path", HEAVY.name, rule)) for rule in HEAVY.rules if rule.startswith("k of")
     }
-    losses = [r["loss_w2"] for r in runs_by_length(runs, "noise", HEAVY.name, "printed")]
-    lengths = [r["steps"] for r in runs_by_length(runs, "path", HEAVY.name, "printed")]
     refused = [f"{n:,}" for n in sorted(r["steps"] for r in runs if _is_refused(r))]
-    checked = max(r["deviation_of_belay"] for r in runs if r.get("deviation_of_belay") is not None)
-    simulated = [r for r in runs if r["kind"] == "noise" and r["runs"]]
+    checked = max(real)
     off = max(abs(r["simulated_w2"] - r["loss_w2"]) / r["standard_error"] for r in simulated)
     ratio = max(losses) / min(losses)
     alike, verified = ratio <= SAME_LOSS, checked <= VERIFIED
@@ -65,11 +71,11 @@ def judge_invariance(records: Records) -> Finding:
         "the same loss with noise": alike,
         "an average at every T": not refused,
     }
-    direction = "falls" if losses[-1] < losses[0] else "grows"
-    noisy = "is the same for all T" if alike else f"{direction} {ratio:,.0f}-fold with T"
+    direction = "fall" if losses[-1] < losses[0] else "grow"
+    noisy = "stay the same" if alike else f"{direction} {ratio:,.0f}-fold"
     summary = (
-        f"Paths of {lengths[0]:,} to {lengths[-1]:,} steps differ by {ruled:.2%} with the rule and at least "
-        f"{min(fixed.values()):.0%} without. With noise, the loss {noisy}"
+        f"From {lengths[0]:,} to {lengths[-1]:,} steps, paths differ by {ruled:.2%} (at least "
+        f"{min(fixed.values()):.0%} without the rule), noisy losses {noisy}"
         f"{f'; the rule fails at {listed(refused)} steps' if refused else ''}."
     )
     numbers = (
@@ -95,11 +101,12 @@ def judge_momentum(records: Records) -> Finding:
     """Judge C8."""
     found = records["momentum"]
     gradients = select(found, "gradient")
-    straight = max(r["deviation"] for r in gradients if r["function"] == BOWL.name)
-    curved = [r for r in gradients if r["function"] != BOWL.name]
+    bowl = need_some([r["deviation"] for r in gradients if r["function"] == BOWL.name], f"gradients on {BOWL.name}")
+    straight = max(bowl)
+    curved = _need_power([r for r in gradients if r["function"] != BOWL.name], "distance", "gradients elsewhere")
     power = fit_power([r["distance"] for r in curved], [r["deviation"] for r in curved])
-    (printed,) = select(found, "gradient as printed")
-    (form,) = (r for r in select(found, "form") if r["name"] == "momentum")
+    printed = need_one(select(found, "gradient as printed"), "the gradient as printed")
+    form = need_one([r for r in select(found, "form") if r["name"] == "momentum"], "the form of a momentum step")
     affine, first_order = straight <= EXACT, abs(power - 2) <= SLOPE
     is_momentum, positive = form["deviation"] <= EXACT, form["nu"] > 0
     tests = {
@@ -112,11 +119,11 @@ def judge_momentum(records: Records) -> Finding:
     summary = f"On a quadratic loss, the average's gradient is {'' if affine else 'not '}the average gradient"
     summary += "." if first_order else f"; on another loss the error goes as the distance to the power {power:.2f}."
     if is_momentum:
-        summary += f" BELAY's step is a momentum step with {nu} times the momentum of torch's SGD"
-        summary += "." if positive else ": it subtracts what momentum adds."
+        summary += f" BELAY's step is a momentum step with {nu} times torch's momentum"
+        summary += "." if positive else ": subtracted, not added."
     else:
         summary += f" BELAY's step is {form['deviation']:.0e} off a momentum step."
-    (heavy_ball,) = (r for r in select(found, "method") if r["name"] == "heavy ball")
+    heavy_ball = need_one([r for r in select(found, "method") if r["name"] == "heavy ball"], "the heavy ball")
     numbers = (
         ("gradient at the average off the average gradient, quadratic loss", f"{straight:.1e}"),
         ("the same with weights as printed, which do not sum to 1", f"{printed['deviation']:.1e}"),
@@ -128,6 +135,11 @@ def judge_momentum(records: Records) -> Finding:
     return find(tests, summary, numbers)
 
 
+def _need_power(found: Sequence[Record], field: str, what: str) -> Sequence[Record]:
+    """Return records from which a power can be fitted: a field has two values or more."""
+    return found if len({r[field] for r in found}) > 1 else need_some([], what)
+
+
 def _format_signed(x: float) -> str:
     """Return a number with two digits after the point and a real minus sign."""
     return f"{x:.2f}".replace("-", "−")
@@ -137,9 +149,9 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "C6",
         "The exponential moving average is BELAY with an infinite mass m1.",
-        f"Two parts. At m1 = ∞, every average equals the EMA of Eq. 1, of the same step or of the step before, within "
+        f"Two tests. At m1 = ∞, every average equals the EMA of Eq. 1, of the same step or of the step before, within "
         f"{EXACT:.0e}. As m1 grows, BELAY's difference from it goes as m1 to a power within {SLOPE} of −1. Holds if "
-        "both are true, in part if one is.",
+        "both are passed, in part if one is.",
         ("momentum",),
         judge_ema_limit,
         "momentum-limits",
@@ -160,10 +172,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "C8",
         "A linearised BELAY step is a momentum step.",
-        f"Four parts. For a quadratic loss, the gradient at an average is the average of the gradients, within "
+        f"Four tests. For a quadratic loss, the gradient at an average is the average of the gradients, within "
         f"{EXACT:.0e}. For another loss, the error goes as the distance to a power within {SLOPE} of 2. BELAY's w1 "
         f"equals that of a momentum method, within {EXACT:.0e}. That method takes a positive share of its momentum. "
-        "Holds if all four are true, in part if at least half are.",
+        "Holds if all four are passed, in part if at least half are.",
         ("momentum",),
         judge_momentum,
         "momentum-methods",

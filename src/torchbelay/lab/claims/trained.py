@@ -7,7 +7,7 @@ not change the verdict.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torchbelay.lab.score.analysis import StudyResults, compare_fids
@@ -17,12 +17,13 @@ from torchbelay.lab.score.sign import lost_by_theta, ratios_to_zero, theta_text
 from torchbelay.lab.statistics import MARGIN, working_range
 from torchbelay.lab.statistics import WORKS as BAR
 
-from .planar import WORKS, curve, functions, more
 from .ranges import NOTABLE, count_working, decades
-from .verdict import Claim, Finding, Records, combine, find
+from .rates import curve, functions
+from .verdict import Claim, Finding, Outcome, Records, combine, describe_answer, find, more
 
 FAMILIES = ("SGD", "Adam")
 RIVALS = {"EMA": "EMA's", "matched EMA": "the matched EMA's"}  # each with its possessive
+NEGATIVE = "θ < 0 (Generalized Primal Averaging, schedule-free its case c = 1/t)"
 SURE = 0.9  # share of the seeds; by chance, 9 of 10 agree once in ninety times
 
 
@@ -105,10 +106,10 @@ TRAINED = {"the ring": compare_on_ring, "score models of MNIST": compare_on_mnis
 
 def judge_robustness(records: Records) -> Finding:
     """Judge C11."""
-    tests: dict[str, bool | None] = {}
+    tests: dict[str, Outcome] = {}
     numbers: list[tuple[str, str]] = []
     totals: dict[str, Tally] = {}  # by the loss that the methods share, against each rival
-    ties_open: list[bool | None] = []  # the tests by a rule in which equal ranges do not count against BELAY
+    ties_open: list[Outcome] = []  # the tests by a rule in which equal ranges do not count against BELAY
     for rival, possessive in RIVALS.items():
         plane, widths = compare_on_plane(records, rival)
         tests[f"wider than {possessive} on the plane"] = more(plane.wider, plane.narrower)
@@ -129,11 +130,10 @@ def judge_robustness(records: Records) -> Finding:
         totals[possessive] = Tally(*map(sum, zip(*tallies, strict=True)))
         label = f"all, by {next(iter(BARS))}: BELAY's range against {possessive}"
         numbers.append((label, _format_tally(totals[possessive], "cases")))
-    answer, counts = combine(ties_open), _count_outcomes(ties_open)
-    numbers.append(("by a rule in which ties stay open", f"{answer}: {counts} of {len(tests)} tests"))
+    numbers.append(("by a rule in which ties stay open", describe_answer(ties_open)))
     summary = f"BELAY's range of rates is wider {_count_wider(totals)}."
-    if answer is not combine([*tests.values()]):
-        summary += f" With ties open, C11 would be {answer}: {counts}."
+    if (answer := combine(ties_open)) is not combine([*tests.values()]):
+        summary += f" With ties open: {answer}."
     return find(tests, summary, (*numbers, *count_lost_by_sign(records), *compare_signs(records)))
 
 
@@ -151,24 +151,14 @@ def _count_wider(totals: Mapping[str, Tally]) -> str:
     return ", ".join(clauses)
 
 
-def _count_outcomes(outcomes: Sequence[bool | None]) -> str:
-    """Return how many tests have each outcome.
-
-    >>> _count_outcomes([True, False, None, None])
-    '1 passed, 1 failed, 2 open'
-    """
-    names = {True: "passed", False: "failed", None: "open"}
-    return ", ".join(f"{outcomes.count(outcome)} {name}" for outcome, name in names.items())
-
-
-def _nearly_all(tally: Tally) -> bool | None:
+def _nearly_all(tally: Tally) -> Outcome:
     """Whether BELAY's range is wider for nearly all seeds (True) or for nearly none (False); None in between."""
     if tally.wider >= SURE * tally.cases:
         return True
     return False if tally.wider <= (1 - SURE) * tally.cases else None
 
 
-def _nearly_all_differ(tally: Tally) -> bool | None:
+def _nearly_all_differ(tally: Tally) -> Outcome:
     """Whether BELAY's range is wider for nearly all seeds (True) or narrower for nearly all (False); else None."""
     if tally.wider >= SURE * tally.cases:
         return True
@@ -190,7 +180,8 @@ def _format_tally(tally: Tally, noun: str) -> str:
 def count_lost_by_sign(records: Records) -> list[tuple[str, str]]:
     """Return how many runs on MNIST each sign of the spring loses, at the rate at which the most runs are lost.
 
-    If no run is lost, return in how many cases θ < 0 has a lower loss than θ = 0, and a higher one.
+    θ < 0 is Generalized Primal Averaging. If no run is lost, return in how many cases it has a lower loss than θ = 0,
+    and a higher one.
     """
     study = StudyResults(records.get("sign", ()), "sign")
     signs: dict[float, list[tuple[int, int]]] = {
@@ -201,10 +192,12 @@ def count_lost_by_sign(records: Records) -> list[tuple[str, str]]:
         return []
     if any(count for count, _ in signs[lr]):
         lost = ", ".join(f"{count} of {runs}" for count, runs in signs[lr])
-        return [(f"MNIST at {lr:g}: runs lost with θ < 0, θ = 0 (EMA), θ > 0", lost)]
+        return [(f"MNIST at {lr:g}: runs lost with {NEGATIVE}, θ = 0 (EMA), θ > 0", lost)]
     pairs = [each for lr in study.lrs for theta, each in ratios_to_zero(study, lr).items() if theta < 0]
     lower, higher = sum(each.below for each in pairs), sum(each.above for each in pairs)
-    return [("MNIST: loss with θ < 0 against θ = 0", f"lower in {lower} and higher in {higher} of {len(pairs)} cases")]
+    return [
+        (f"MNIST: loss with {NEGATIVE} against θ = 0", f"lower in {lower} and higher in {higher} of {len(pairs)} cases")
+    ]
 
 
 def _sum_by_sign(counts: Mapping[float, tuple[int, int]], sign: int) -> tuple[int, int]:
@@ -245,13 +238,13 @@ CLAIMS = (
         "C11",
         "BELAY makes training more robust to the learning rate.",
         "Ten comparisons of the range of learning rates that work: five with EMA, and the same five with the matched "
-        f"EMA. On the plane, a rate works if {WORKS:.0%} of the starts converge. BELAY wins if, over all functions "
-        f"with SGD and with Adam, its range is wider by at least {NOTABLE} steps of the grid more often than it is "
-        "narrower, and loses in the opposite case. On the ring and on MNIST, a rate works if the loss is within "
-        f"{BAR:g} times the best loss: once the better best loss of the two methods, and once each method's own. BELAY "
+        f"EMA. On the plane, BELAY wins if, over all functions with SGD and with Adam, its range is wider by at least "
+        f"{NOTABLE} steps of the grid more often than it is narrower, and loses in the opposite case. On the ring, "
+        "where each arm has its first setting, and on MNIST, a rate works by the better best loss of the two methods, "
+        "and once more by each method's own. BELAY "
         f"wins if its range is more than {MARGIN - 1:.0%} wider for at least {SURE:.0%} of the seeds, and loses if it "
-        f"is for at most {1 - SURE:.0%}. Holds if BELAY wins all ten, in part if it wins at least half. The other sign "
-        "of the spring is among the numbers and does not count.",
+        f"is for at most {1 - SURE:.0%}, so that ties count against it. Holds if BELAY wins all ten, in part if it "
+        "wins at least half. The other sign of the spring is among the numbers and does not count.",
         ("robustness", "ring", "mnist"),
         judge_robustness,
         "robustness-adam-nominal",
