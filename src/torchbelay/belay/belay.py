@@ -91,7 +91,7 @@ class Belay(Access):
             self._options = Options.given(options)
             slices = None if shard is None else Slices(group)
             self._parts = Parts(self._model, optimizers, rules, self._options, slices)
-            self._exports = Exports(self._parts.member, self._parts.steps_seen)
+            self._exports = Exports(self._parts.member)
             self._optimizer = self._parts.first.optimizer
             self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
             main = self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached

@@ -23,6 +23,7 @@ class Stepping(Protocol):
     """What is known of a stepper: it follows one optimizer of a Belay."""
 
     optimizer: Optimizer | None
+    steps_seen: int
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids; none after `detach()`."""

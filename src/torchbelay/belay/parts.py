@@ -103,7 +103,6 @@ class Part:
         forget_beginning(self.averages.team)
         self.averages.load(checked)
         self.stepper.forget_the_step()
-        self.stepper.takeover.forget()
         self.unseen.forget()
 
     def wanted_names(self, names: Names | None) -> dict[str, None]:
@@ -198,10 +197,6 @@ class Parts:
         for part in self.each:
             part.stepper.settle()
         return max(part.clock.count for part in self.each)
-
-    def steps_seen(self) -> int:
-        """Return how many steps of all optimizers were seen; unlike `step` it asks no device."""
-        return sum(part.stepper.steps_seen for part in self.each)
 
     def origin(self, name: str, belay: object) -> Origin:
         """Return what a live module of an average is made from."""

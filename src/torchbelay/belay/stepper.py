@@ -50,23 +50,21 @@ class Stepper:
             model, optimizer, averages, options, clock, member,
         )  # fmt: skip
         member.add(self)
-        self._team = options.team
+        self._team, self._slices = options.team, averages.slices
         self.exchanges = options.team is not None  # whether look() gives something to other workers
         self.backend = choose(options.impl, rounding=options.rounding, home=options.home, workers=options.team)
         # A guard looks at the weights between their update and the averages', so these cannot be one pass.
         # A slice of the weights is none of the tensors that an optimizer's own pass goes over.
-        self._slices = averages.slices
         alone = averages.guard is not None or not self.backend.fuses or self._slices is not None
         fusing: object = None if alone else optimizer
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
         self._plan: Plan | None = None
+        self._attached, self.steps_seen = False, 0
         self.carried = False  # whether the optimizer took the averages along in the last step
-        self.steps_seen = 0
         self.before_the_first: Callable[[], None] | None = None  # called before the first step, unless update() is it
         self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
         self.takeover = Takeover(optimizer, averages)
-        self._attached = False
         self._hooks: StepHooks | None = None
         self.at_detach: list[Callable[[], None]] = []  # what else is to be taken off the optimizer
 
@@ -163,10 +161,9 @@ class Stepper:
             elif bool(found_inf):
                 self._state = Skipped()
                 return
-        step = None
-        if not plan.constant and (numbered or (keep is None and not capturing and self._clock.is_certain)):
-            # needed, or known without waiting: then a step in which nothing moves needs no launch
-            step = self._clock.count + 1
+        # needed, or known without waiting: then a step in which nothing moves needs no launch
+        known = numbered or (keep is None and not capturing and self._clock.is_certain)
+        step = self._clock.count + 1 if known and not plan.constant else None
         held, count = self._averages.parameters.all, self._clock
         work = Work([], held, keep, count, capturing, self.prepare, self.backend.fuse, update=update)
         self._state = UnderWay(work)  # from here on it is known what methods remembered before
@@ -249,9 +246,7 @@ class Stepper:
     @torch.no_grad()
     def after(self) -> None:
         """Move everything, now that the optimizer has stepped."""
-        state, self.carried = self._state, False
-        self.steps_seen += 1
-        self.takeover.forget()
+        state, self.carried, self.steps_seen = self._state, False, self.steps_seen + 1
         if not isinstance(state, UnderWay):  # skipped, or attached during the step
             self._state = Idle()
             if self._member.live.modules:
@@ -347,10 +342,11 @@ class Stepper:
         return {} if work is None else {id(method): memory for method, memory in work.memories}
 
     def forget_the_step(self) -> None:
-        """Drop a step that was begun."""
+        """Drop a step that was begun, and what other optimizers did since the last one."""
         if isinstance(self._state, UnderWay):
             self._state.work.closed = True
         self._state = Idle()
+        self.takeover.forget()
 
     def path(self) -> str:
         """Return the names of the code that moves the averages."""

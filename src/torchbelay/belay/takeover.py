@@ -50,8 +50,8 @@ class Takeover:
                 _handles.pop().remove()
 
     def begin_step(self) -> None:
-        """Learn how many steps others take between two steps of the own optimizer."""
-        self._usual = max(self._usual, self._count)
+        """Learn how many steps others take between two steps of the own optimizer, and count from 0."""
+        self._usual, self._count = max(self._usual, self._count), 0
 
     def forget(self) -> None:
         """Count from 0: the average belongs to the weights as they are now."""

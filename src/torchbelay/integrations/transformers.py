@@ -143,17 +143,11 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
                 self._belay._parts.member.enter(swap, _UNTIL_IT_TRAINS)
             self._entered = self._versions()
 
-    def use_weights(self) -> None:
-        """Let the model hold its weights, whoever needs the average there: they are about to be trained."""
+    def use_weights(self, holder: object = None) -> None:
+        """Let the model hold its weights; with a holder, unless another one, as a block, needs the average there."""
         if self._belay is not None and self._belay._parts.member.swap is not None:
             with signals_held():
-                self._belay._parts.member.leave()
-
-    def _end_use(self) -> None:
-        """Let the model hold its weights, unless the program is in a block of `averaged()`."""
-        if self._belay is not None and self._belay._parts.member.swap is not None:
-            with signals_held():
-                self._belay._parts.member.leave(_UNTIL_IT_TRAINS)
+                self._belay._parts.member.leave(holder)
 
     def _continue(self) -> None:
         """Let the model hold its weights, to train them; what was written to it after `train()` are its weights now."""
@@ -201,7 +195,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
             with self._belay.averaged():
                 yield
         else:
-            self._end_use()
+            self.use_weights(_UNTIL_IT_TRAINS)
             with self._belay._outside():
                 yield
 
@@ -257,12 +251,12 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Without `export`, give the model its weights back."""
         if not self._export:
-            self._end_use()
+            self.use_weights(_UNTIL_IT_TRAINS)
 
     def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Without `export`, give the model its weights back."""
         if not self._export:
-            self._end_use()
+            self.use_weights(_UNTIL_IT_TRAINS)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the trained model be the average."""

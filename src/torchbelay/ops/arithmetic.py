@@ -348,10 +348,7 @@ def pieces(*lists: Sequence[Any], most: int | None = None) -> Iterator[list[list
 
 
 def _cut(group: tuple[Any, ...], most: int) -> Iterator[tuple[Any, ...]]:
-    """Cut tensors of one shape, until each part has at most `most` elements.
-
-    They are cut along the dimension with the largest stride, so that the numbers of a part lie side by side.
-    """
+    """Cut tensors of one shape into parts of at most `most` elements, which lie side by side as far as they can."""
     first = group[0]
     if first.numel() <= most:
         yield group
