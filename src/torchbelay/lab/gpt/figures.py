@@ -19,6 +19,7 @@ from torchbelay.physics.methods import centred
 
 from .analysis import CURVES, NEAR, Runs, format_ratio, judged, ratio_of
 from .arms import ARMS, CONSTANT, COSINE, QUARTER, WATCHING, Arm
+from .effects import effects_plate
 
 _OTHERS = {"cosine": "#CC79A7", "schedule-free": "#009E73", "Lookahead": "#E69F00"}
 NAMES = {CONSTANT.name: "θ = 0 (EMA)", "θ = +0.25": "θ = +0.25 (BELAY)"}
@@ -28,7 +29,8 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     """Return the plates."""
     (about,) = select(records, "protocol")
     runs = Runs(records)
-    return [plate for plate in (_curves(runs, about), _arms(runs, about), _hypotheses(runs)) if plate is not None]
+    found = (_curves(runs, about), _arms(runs, about), effects_plate(runs, about), _hypotheses(runs))
+    return [plate for plate in found if plate is not None]
 
 
 def colour(arm: Arm) -> str:

@@ -15,8 +15,10 @@ from torchbelay.lab.part import Plate, Record
 from torchbelay.lab.records import select
 from torchbelay.lab.report import style
 from torchbelay.lab.report.words import listed
+from torchbelay.lab.score.effects import WAYS, Effect, spans
 from torchbelay.lab.statistics import CONFIDENCE, WORKS
 
+from .effects import effects, effects_plate
 from .mixture import NEAR
 from .statistics import MIXTURE, TUNED, Key, RunTable
 
@@ -33,7 +35,8 @@ def draw_plates(records: Sequence[Record]) -> list[Plate]:
     with style.house():
         return [
             _draw_curves(about, table, pairs),
-            _draw_pairs(about, pairs),
+            *filter(None, [effects_plate(records)]),
+            _draw_pairs(about, pairs, effects(records)),
             _draw_ranges(about, widths, pairs),
             _draw_samples(about, samples),
         ]
@@ -171,43 +174,47 @@ def _quarters(values: Sequence[float], top: float) -> tuple[float, float]:
 # Paired differences ---------------------------------------------------------------------------------------------------
 
 
-def _draw_pairs(about: Record, pairs: Sequence[Record]) -> Plate:
+def _draw_pairs(about: Record, pairs: Sequence[Record], found: Sequence[Effect]) -> Plate:
     contests = select(pairs, "pair", scope="chosen")
     margin = next((pair["margin"] for pair in pairs if pair["margin"]), 1.0)
     fig = style.figure(9.0, 5.4)
-    halves: Any = fig.subfigures(1, 2, width_ratios=(1.1, 1))
+    halves: Any = fig.subfigures(1, 2, width_ratios=(1, 1.1))
     left, right = halves
-    forest = left.subplots()
-    forest.axvspan(1 / margin, margin, color="#e9e9e9", zorder=0)
-    forest.axvline(1, color="#333333", linewidth=0.8)
-    _draw_forest(forest, contests)
-    forest.set_title("each at the rate and setting that it chose", fontsize=9)
-    stacked: Any = right.subplots(2, 1, sharex=True, sharey=True)
-    for ax, other in zip(stacked, (EMA, MATCHED), strict=True):
+    stacked: Any = left.subplots(2, 1, sharex=True, sharey=True)
+    for ax, other, way in zip(stacked, (EMA, MATCHED), WAYS, strict=False):
         ax.axhspan(1 / margin, margin, color="#e9e9e9", zorder=0)
         ax.axhline(1, color="#333333", linewidth=0.8)
         _draw_rates(ax, select(pairs, "pair", scope="rate", one=BELAY, other=other))
-        ax.set_title(f"BELAY ÷ {other}, at the same nominal rate", fontsize=9)
+        ax.set_title(f"{way}: BELAY ÷ {other}", fontsize=9)
     stacked[0].legend(fontsize=8, loc="upper left", labelspacing=0.3)
     stacked[0].set(xscale="log", yscale="log")
     _ticks(stacked[0].yaxis, (0.5, 0.7, 1, 1.5, 2, 3, 5))
     stacked[1].set_xlabel("nominal learning rate")
+    forest = right.subplots()
+    forest.axvspan(1 / margin, margin, color="#e9e9e9", zorder=0)
+    forest.axvline(1, color="#333333", linewidth=0.8)
+    _draw_forest(forest, contests)
+    forest.set_title(f"{WAYS[-1]} rate and setting", fontsize=9)
+    at_first = f" With {found[0].study}, BELAY ÷ EMA is {listed(spans(found[:1]))}." if found else ""
     caption = (
-        "Ratios of excess test losses, seed by seed; below 1 the method named first is better. "
-        f"{_describe_belay(contests, BELAY + TUNED)}"
+        "Ratios of excess test losses, seed by seed: at equal nominal rate (left, above), at equal effective rate "
+        f"(left, below) and at each one's best (right).{at_first}"
     )
     notes = (
         f"Geometric mean and {CONFIDENCE:.0%} t-interval; intervals are not widened for their number. "
         f"{_describe_runs(about)}",
-        "Left: rate and setting are chosen by the validation loss of half of the seeds and judged by the test loss of "
+        "Below 1 the method named first is better. At the left, failed runs count with their loss, if it is finite. "
+        "The caption leaves out rates at which one of the two arms has such a run.",
+        "Right: rate and setting are chosen by the validation loss of half of the seeds and judged by the test loss of "
         "the other half, both ways round. In brackets: the trials of each side.",
         f"Grey: within {margin - 1:.0%}. Two methods count as equal if a test of equivalence says so (two one-sided "
         f"t-tests at {1 - CONFIDENCE:.0%}).",
         _describe_belay(contests, BELAY),
+        _describe_belay(contests, BELAY + TUNED),
         _SIGN,
     )
     title = "BELAY against its controls, seed by seed"
-    return Plate("ring-pairs", title, caption.strip(), fig, tuple(filter(None, notes)))
+    return Plate("ring-pairs", title, caption, fig, tuple(filter(None, notes)))
 
 
 def _draw_forest(ax: Axes, contests: Sequence[Record]) -> None:
