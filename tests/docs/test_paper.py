@@ -17,17 +17,20 @@ from helpers.root import ROOT
 from torchbelay.lab.arms import EQUAL, PAPER_SPRING
 from torchbelay.lab.claims import judge
 from torchbelay.lab.claims.errata import ERRATA
+from torchbelay.lab.claims.planar import WORKS, highest_rate
 from torchbelay.lab.claims.study import judge_study, study_plate
 from torchbelay.lab.claims.verdict import Answer, Verdict
 from torchbelay.lab.gpt import effects as gpt_effects
 from torchbelay.lab.gpt import figures as language
 from torchbelay.lab.gpt.analysis import CURVES, Runs
-from torchbelay.lab.gpt.arms import CONSTANT, HALF
+from torchbelay.lab.gpt.arms import BELAY, CONSTANT, COSINE, HALF, LOOKAHEAD, SCHEDULE_FREE
 from torchbelay.lab.part import Plate, Record, Table
+from torchbelay.lab.plane.robustness import measure_limit
 from torchbelay.lab.registry import PARTS
 from torchbelay.lab.ring import effects as ring_effects
 from torchbelay.lab.score import figure4, penalty, studies, warm_up
 from torchbelay.lab.score.analysis import ARMS, FAILED, StudyResults, compare_fids, is_lost, rate_of_fids
+from torchbelay.lab.score.comparison import compare
 from torchbelay.lab.score.effects import (
     WAYS,
     Effect,
@@ -154,6 +157,34 @@ def figure4_table() -> str:
     return plate_table(plate)
 
 
+def limits_text() -> str:
+    """Return how near the measured limits of SGD are to the predicted ones, by each definition of a limit."""
+    swept = [line for line in kept_records.lines("robustness") if line["kind"] == "theta"]
+    lrs = sorted({line["lr"] for line in swept})
+    step = math.log(lrs[-1] / lrs[0]) / (len(lrs) - 1)
+    halves: dict[tuple[str, float], float] = {}
+    highest: dict[str, list[float]] = {}
+    for name, theta in dict.fromkeys((line["function"], line["theta"]) for line in swept):
+        curve = [line for line in swept if (line["function"], line["theta"]) == (name, theta)]
+        ends = measure_limit(curve), highest_rate(curve)
+        half, most = (math.log(end / curve[0]["limit"]) / step for end in ends if end is not None)
+        halves[name, theta] = half
+        highest.setdefault(name, []).append(most)
+    *others, (far, theta) = sorted(halves, key=lambda place: abs(halves[place]))
+    assert halves[far, theta] < 0
+    bowl, rosenbrock = (highest[name] for name in ("bowl", far))
+    assert max(bowl + rosenbrock) < 0
+    minus = f"{theta:g}".replace("-", "−")
+    return (
+        f"- The rate at which half of the starts are lost, as drawn, is within "
+        f"{max(abs(halves[place]) for place in others):.1f} steps of the grid of the predicted one (a step is a factor "
+        f"of {math.exp(step):.2f}), but for {far}'s function at θ = {minus}: there it is {-halves[far, theta]:.1f} "
+        f"steps below.\n- The highest rate at which {WORKS:.0%} of the starts converge, as the claims count, is "
+        f"at most {-min(bowl):.1f} steps below it on the bowl, and {-max(rosenbrock):.1f} to "
+        f"{-min(rosenbrock):.1f} on {far}'s function, which is no quadratic: its curvature differs from place to place."
+    )
+
+
 def sign_table() -> str:
     """Return what the sign of the spring does on MNIST: the median over seeds, or how many seeds are lost."""
     runs = [line for line in kept_records.lines("sign") if line["kind"] == "run"]
@@ -255,6 +286,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "figure4": figure4_table,
     "parameters": parameters_table,
     "readings": readings_table,
+    "limits": limits_text,
     "sign": sign_table,
     "lost": lost_seeds,
     "price": price_text,
@@ -391,6 +423,14 @@ def test_what_is_said_of_the_controls_follows_too() -> None:
     }
     assert middle[CONSTANT.name] > 2 * best[CONSTANT.name]
     assert middle[HALF.name] < 1.05 * best[HALF.name]
+    steady = [runs.losses(arm, runs.best_lr(arm)) for arm in (*(each.name for each in CURVES), BELAY.name)]
+    for weights in ("w1", "w2"):
+        cosine = runs.losses(COSINE.name, runs.best_lr(COSINE.name, weights), weights)
+        assert all(compare(losses, cosine).below for losses in steady)
+    last = {arm: fmean(loss or math.inf for loss in runs.losses(arm, runs.best_lr(arm)).values()) for arm in runs.arms}
+    assert {*sorted(last, key=lambda arm: last[arm])[-2:]} == {SCHEDULE_FREE.name, LOOKAHEAD.name}
+    assert SCHEDULE_FREE.beta1 == 0.0
+    assert f"in these {protocol('gpt')['steps']:,} steps. Schedule-free and Lookahead came last." in page()
     means = {
         (cell, i): fmean(pair[i] or math.inf for pair in losses.values())
         for cell, losses in cells.items()
