@@ -142,11 +142,11 @@ def _pairs(records: Sequence[Record]) -> Plate | None:
     axes: Any = fig.subplots(1, len(along) + 1, width_ratios=[*[1.0] * len(along), 0.8], squeeze=False)
     for ax, (one, other) in zip(axes[0], along, strict=False):  # the last panel is that of the best rates
         set_ratio_axis(ax, [each for row in along.values() for each in row])
+        way = ways.EFFECTIVE if other == MATCHED else ways.NOMINAL
+        ax.set(xlim=(study.lrs[0] / 1.6, study.lrs[-1] * 1.6), xscale="log", xlabel=NOMINAL)
+        ax.set_title(f"{way}:\n{one} ÷ {other}")
         for lr in study.lrs:
             draw_ratio(ax, lr, (one, other), study.valid_losses(one, lr), study.valid_losses(other, lr))
-        way = ways.EFFECTIVE if other == MATCHED else ways.NOMINAL
-        ax.set(xscale="log", xlabel=NOMINAL, title=f"{way}:\n{one} ÷ {other}")
-        ax.set_xlim(study.lrs[0] / 1.6, study.lrs[-1] * 1.6)
         set_ticks(ax.xaxis, study.lrs)
         ax.tick_params(axis="x", labelsize=7)
     last = axes[0, -1]
