@@ -861,7 +861,7 @@ function joined(text, coupling, beta) {
 
 function explainCentred(theta, c, coupling) {
   let kind = "An ordinary average (EMA): gradients are taken at";
-  if (theta < 0) kind = "A spring that repels (Generalized Primal Averaging): gradients are taken between the average and";
+  if (theta < 0) kind = "A spring that repels (Generalized Primal Averaging, of which schedule-free is the case c = 1/t): gradients are taken between the average and";
   if (theta > 0) kind = "A spring that attracts, as BELAY's: gradients are taken further from the average than";
   return `${kind} the trajectory that it averages (θ = ${formatG(theta)}). It forgets half of the distance in `
     + `${stepsText(Math.log(0.5) / Math.log1p(-c))}. The learning rate is what the optimizer says. SGD on curvature h is stable below `

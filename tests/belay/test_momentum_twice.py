@@ -87,6 +87,13 @@ def test_the_warning_names_the_step_and_the_theta_of_a_schedule_that_falls_below
         tb.Belay(model, torch.optim.AdamW(model.parameters()), tb.methods.centred(theta, 0.05))
 
 
+def test_the_warning_says_what_theta_below_zero_is() -> None:
+    model = mlp()
+    said = r"θ < 0 is Generalized Primal Averaging, and schedule-free its case c = 1/t"
+    with pytest.warns(tb.BelayWarning, match=said):
+        tb.Belay(model, torch.optim.AdamW(model.parameters()), tb.methods.centred(-0.9, 0.05))
+
+
 @pytest.mark.parametrize("method", ONCE.values(), ids=ONCE)
 @pytest.mark.parametrize(("optimizer", "_"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_what_does_not_repel_below_the_floor_does_not_warn(

@@ -140,7 +140,8 @@ def test_a_number_below_0_may_be_written_in_any_way(run, theta: str) -> None:
 def test_a_spring_that_repels_is_given_by_theta_and_rate(run) -> None:
     printed = run("explain --theta -0.5 --rate 0.1 --curvature 4 --lr 0.1 --steps 10")
     assert (printed.status, printed.err) == (0, "")
-    assert printed.out.startswith("A spring that repels (Generalized Primal Averaging)")
+    assert printed.out.startswith("A spring that repels (Generalized Primal Averaging, of which")
+    assert "schedule-free is the case c = 1/t): gradients are taken between" in " ".join(printed.out.split())
     limit = methods.centred(-0.5, 0.1).coupling(1, 0.1).max_stable_lr(4.0)
     assert printed.table == {
         "regime": "velocity-free",
@@ -370,7 +371,8 @@ def test_springs_derived_from_the_given_one_do_not_warn(run) -> None:
 
 
 def test_the_help_names_what_a_repelling_spring_is(run) -> None:
-    assert "below 0 it repels (Generalized Primal Averaging)" in " ".join(run("explain --help").out.split())
+    said = "below 0 it repels (Generalized Primal Averaging; schedule-free is its case c = 1/t), 0 is an EMA"
+    assert said in " ".join(run("explain --help").out.split())
 
 
 def test_every_example_of_the_help_runs(run) -> None:

@@ -17,17 +17,24 @@ from helpers.root import ROOT
 from torchbelay.lab.arms import EQUAL, PAPER_SPRING
 from torchbelay.lab.claims import judge
 from torchbelay.lab.claims.errata import ERRATA
+from torchbelay.lab.claims.planar import WORKS, highest_rate
 from torchbelay.lab.claims.study import judge_study, study_plate
 from torchbelay.lab.claims.verdict import Answer, Verdict
+from torchbelay.lab.gpt import effects as gpt_effects
 from torchbelay.lab.gpt import figures as language
 from torchbelay.lab.gpt.analysis import CURVES, Runs
-from torchbelay.lab.gpt.arms import CONSTANT, HALF
-from torchbelay.lab.part import Plate, Table
+from torchbelay.lab.gpt.arms import BELAY, CONSTANT, COSINE, HALF, LOOKAHEAD, SCHEDULE_FREE
+from torchbelay.lab.part import Plate, Record, Table
+from torchbelay.lab.plane.robustness import measure_limit
 from torchbelay.lab.registry import PARTS
+from torchbelay.lab.ring import effects as ring_effects
 from torchbelay.lab.score import figure4, penalty, studies, warm_up
 from torchbelay.lab.score.analysis import ARMS, FAILED, StudyResults, compare_fids, is_lost, rate_of_fids
+from torchbelay.lab.score.comparison import compare
 from torchbelay.lab.score.effects import (
     WAYS,
+    Effect,
+    describe_better,
     describe_choice,
     describe_left_out,
     effects,
@@ -76,14 +83,51 @@ def passed_tests() -> str:
 
 def effects_table() -> str:
     """Return BELAY's effects in the three ways, in their order, and the rates that are left out."""
-    found, names = [], {}
+    found, whole, names = [], {}, dict(STUDIES)
     for part, studies_of_part in (("mnist", ("rates", "table1")), ("figure4", ("figure4",)), ("cifar10", ("cifar10",))):
         lines = kept_records.lines(part)
         found += effects(lines, studies_of_part)
-        names |= with_lengths(lines, {study: STUDIES[study] for study in studies_of_part})
-    rows = [(f"{names[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found]
-    notes = describe_left_out(found, STUDIES), describe_choice(found, STUDIES)
+        whole |= with_lengths(lines, {study: STUDIES[study] for study in studies_of_part})
+    toy = ring_effects.effects(kept_records.lines("ring"))
+    names |= ring_effects.names(toy)
+    whole |= {each.study: names[each.study] for each in toy}
+    found += [*toy, gpt_effect()]
+    names |= {gpt_effects.STUDY: (name := gpt_effects.name(protocol("gpt")))}
+    whole |= {gpt_effects.STUDY: name}
+    rows = [(f"{whole[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found]
+    notes = describe_left_out(found, names), describe_choice(found, names), describe_better(found, names)
     return "\n\n".join((table(("BELAY ÷ EMA", "seeds", *WAYS), rows), *notes))
+
+
+def gpt_effect() -> Effect:
+    """Return BELAY's effect on the language model."""
+    found = gpt_effects.effect(Runs(kept_records.lines("gpt")))
+    assert found is not None
+    return found
+
+
+def protocol(part: str) -> Record:
+    """Return the record of how a part was run."""
+    (about,) = (line for line in kept_records.lines(part) if line["kind"] == "protocol")
+    return about
+
+
+def high_rate_table() -> str:
+    """Return what happens on the ring at a rate that the first two ways leave out, and why."""
+    lines = kept_records.lines("ring")
+    about = protocol("ring")
+    lr, seeds, bar = about["high_lr"], about["seeds"], about["failed_above"] / about["linear"]
+    why = ring_effects.explain_high_rate(lines)
+    assert why
+    columns = (
+        f"ring at {lr:g}, {seeds} seeds",
+        "seeds lost by BELAY, EMA and matched EMA",
+        "BELAY ÷ EMA",
+        "BELAY ÷ matched EMA",
+    )
+    rows = [(spring, lost, *ratios) for spring, lost, *ratios in ring_effects.high_rate_rows(lines)]
+    lost = f"Lost: an excess loss above {bar:.2g} of the best linear denoiser's. A pair with a lost run has no ratio."
+    return f"{table(columns, rows)}\n\n{why} {lost}"
 
 
 def parameters_table() -> str:
@@ -111,6 +155,34 @@ def figure4_table() -> str:
     """Return the losses and FIDs at the end of Figure 4's runs, beside Table 1's."""
     (plate,) = (plate for plate in figure4.draw(kept_records.lines("figure4")) if plate.name == "figure4-table")
     return plate_table(plate)
+
+
+def limits_text() -> str:
+    """Return how near the measured limits of SGD are to the predicted ones, by each definition of a limit."""
+    swept = [line for line in kept_records.lines("robustness") if line["kind"] == "theta"]
+    lrs = sorted({line["lr"] for line in swept})
+    step = math.log(lrs[-1] / lrs[0]) / (len(lrs) - 1)
+    halves: dict[tuple[str, float], float] = {}
+    highest: dict[str, list[float]] = {}
+    for name, theta in dict.fromkeys((line["function"], line["theta"]) for line in swept):
+        curve = [line for line in swept if (line["function"], line["theta"]) == (name, theta)]
+        ends = measure_limit(curve), highest_rate(curve)
+        half, most = (math.log(end / curve[0]["limit"]) / step for end in ends if end is not None)
+        halves[name, theta] = half
+        highest.setdefault(name, []).append(most)
+    *others, (far, theta) = sorted(halves, key=lambda place: abs(halves[place]))
+    assert halves[far, theta] < 0
+    bowl, rosenbrock = (highest[name] for name in ("bowl", far))
+    assert max(bowl + rosenbrock) < 0
+    minus = f"{theta:g}".replace("-", "−")
+    return (
+        f"- The rate at which half of the starts are lost, as drawn, is within "
+        f"{max(abs(halves[place]) for place in others):.1f} steps of the grid of the predicted one (a step is a factor "
+        f"of {math.exp(step):.2f}), but for {far}'s function at θ = {minus}: there it is {-halves[far, theta]:.1f} "
+        f"steps below.\n- The highest rate at which {WORKS:.0%} of the starts converge, as the claims count, is "
+        f"at most {-min(bowl):.1f} steps below it on the bowl, and {-max(rosenbrock):.1f} to "
+        f"{-min(rosenbrock):.1f} on {far}'s function, which is no quadratic: its curvature differs from place to place."
+    )
 
 
 def sign_table() -> str:
@@ -210,9 +282,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "claims": claims_table,
     "passed": passed_tests,
     "effects": effects_table,
+    "high-rate": high_rate_table,
     "figure4": figure4_table,
     "parameters": parameters_table,
     "readings": readings_table,
+    "limits": limits_text,
     "sign": sign_table,
     "lost": lost_seeds,
     "price": price_text,
@@ -260,6 +334,19 @@ def test_what_is_said_of_the_three_ways_follows_too() -> None:
     about = mean_fid(cifar10, StudyResults(cifar10, "cifar10"))
     assert about is not None
     assert f"its FIDs are about {float(f'{about:.1g}'):g}, the paper's about 2." in page()
+
+
+def test_what_is_said_of_the_ring_follows_too() -> None:
+    assert f"a score model of eight Gaussians with {protocol('ring')['weights']:,} weights" in page()
+    spring, springs = studies.MNIST_BELAY, [each.study for each in ring_effects.effects(kept_records.lines("ring"))]
+    assert springs[0] == f"k {spring.k:g}, m1 {spring.m1:g}, m2 {spring.m2:g}"
+    emas = {
+        run["setting"]
+        for study in ring_effects.studies(kept_records.lines("ring"))
+        for run in study.runs_at("EMA", 0.01).values()
+    }
+    assert "decay 0.999" in emas
+    assert "decay .999 beside the paper's masses" in page()
 
 
 def test_it_says_how_long_runs_of_images_are() -> None:
@@ -336,6 +423,14 @@ def test_what_is_said_of_the_controls_follows_too() -> None:
     }
     assert middle[CONSTANT.name] > 2 * best[CONSTANT.name]
     assert middle[HALF.name] < 1.05 * best[HALF.name]
+    steady = [runs.losses(arm, runs.best_lr(arm)) for arm in (*(each.name for each in CURVES), BELAY.name)]
+    for weights in ("w1", "w2"):
+        cosine = runs.losses(COSINE.name, runs.best_lr(COSINE.name, weights), weights)
+        assert all(compare(losses, cosine).below for losses in steady)
+    last = {arm: fmean(loss or math.inf for loss in runs.losses(arm, runs.best_lr(arm)).values()) for arm in runs.arms}
+    assert {*sorted(last, key=lambda arm: last[arm])[-2:]} == {SCHEDULE_FREE.name, LOOKAHEAD.name}
+    assert SCHEDULE_FREE.beta1 == 0.0
+    assert f"in these {protocol('gpt')['steps']:,} steps. Schedule-free and Lookahead came last." in page()
     means = {
         (cell, i): fmean(pair[i] or math.inf for pair in losses.values())
         for cell, losses in cells.items()

@@ -13,13 +13,14 @@ import pytest
 import torchbelay as tb
 from helpers import guide, kept_records, measured
 from helpers.root import ROOT
+from torchbelay.lab.gpt.analysis import Runs, judged
 
 PATH = ROOT / "docs" / "which-method.md"
 PAGE = PATH.read_text(encoding="utf-8")
 
 
 def test_the_table_says_what_was_measured() -> None:
-    assert len(measured.MARKED.findall(PAGE)) == 11
+    assert len(measured.MARKED.findall(PAGE)) == 12
     assert measured.filled(PAGE) == PAGE, "fill it in with: PYTHONPATH=src:tests python tests/docs/test_which_method.py"
 
 
@@ -43,6 +44,15 @@ def test_the_cell_of_belay_points_to_the_table_of_the_paper() -> None:
     (cell,) = re.findall(r"^\| what the paper proposes \|.*\| (.*) \|$", PAGE, re.M)
     assert "(paper.md#belay-against-ema-in-three-ways)" in cell
     assert len(re.sub(r"<!--.*?-->", "", cell).split()) <= 25
+
+
+def test_that_a_spring_that_repels_widens_the_range_is_said_of_quadratics_alone() -> None:
+    (row,) = re.findall(r"^\| to survive a learning rate that is high \|.*$", PAGE, re.M)
+    assert len(re.sub(r"<!--.*?-->", "", row.split("|")[-2]).split()) <= 25
+    answers = {str(h.answer) for h in judged(Runs(kept_records.lines("gpt"))) if h.id.startswith("H2")}
+    assert answers == {"undecided"}
+    assert "is a fact about quadratics; for networks it is [undecided](paper.md#with-the-controls-in) (H2)." in PAGE
+    assert "Generalized Primal Averaging, of which schedule-free is the case c = 1/t." in PAGE
 
 
 def test_every_row_of_the_table_ends_in_code() -> None:

@@ -93,7 +93,7 @@ def test_the_records_are_those_that_the_package_would_show(
     assert json.loads(first)["records"] == len(rest)
     assert json.loads(first)["device"] == "CPU"
     plates = study.draw([json.loads(line) for line in rest])
-    assert [plate.name for plate in plates] == ["gpt-rates", "gpt-arms", "gpt-hypotheses"]
+    assert [plate.name for plate in plates] == ["gpt-rates", "gpt-arms", "gpt-effects", "gpt-hypotheses"]
 
 
 def test_the_complete_seeds_of_earlier_records_are_taken(

@@ -241,5 +241,6 @@ def _say_momentum_is_there_twice(
     warn(
         f"{method!r} around {optimizer} with {momentum.setting} is momentum twice: at step {step} its "
         f"θ = {coupling.theta:.3g}{below}, and the range of stable learning rates shrinks to {left:.2g} of "
-        f"{optimizer}'s own. Give {optimizer} {momentum.cure}, or the method a θ nearer to 0"
+        f"{optimizer}'s own. Give {optimizer} {momentum.cure}, or the method a θ nearer to 0 (θ < 0 is Generalized "
+        "Primal Averaging, and schedule-free its case c = 1/t)"
     )

@@ -66,7 +66,8 @@ def add(commands: "Commands") -> None:
         "--theta",
         type=number,
         metavar="θ",
-        help="sign and strength of the spring: below 0 it repels (Generalized Primal Averaging), 0 is an EMA",
+        help="sign and strength of the spring: below 0 it repels (Generalized Primal Averaging; schedule-free is its "
+        "case c = 1/t), 0 is an EMA",
     )
     option("--rate", type=number, metavar="C", help="averaging rate, 1 − decay")
     option = parser.add_argument_group("what to say about it").add_argument

@@ -37,7 +37,10 @@ def explain_centred(method: "centred") -> str:
     assert isinstance(theta, float)
     assert isinstance(c, float)
     if theta < 0:
-        kind = "A spring that repels (Generalized Primal Averaging): gradients are taken between the average and"
+        kind = (
+            "A spring that repels (Generalized Primal Averaging, of which schedule-free is the case c = 1/t): "
+            "gradients are taken between the average and"
+        )
     elif theta > 0:
         kind = "A spring that attracts, as BELAY's: gradients are taken further from the average than"
     else:

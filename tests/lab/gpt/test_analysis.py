@@ -6,6 +6,7 @@ import re
 import pytest
 
 from helpers import kept_records
+from helpers.captions import check_brevity
 from torchbelay.lab.answer import Answer
 from torchbelay.lab.gpt import figures
 from torchbelay.lab.gpt.analysis import Runs, judged, width_ratio
@@ -176,7 +177,7 @@ ABOUT = {
 
 def test_the_plates_are_drawn_from_records_alone() -> None:
     plates = {plate.name: plate for plate in figures.draw([ABOUT, *study().all])}
-    assert set(plates) == {"gpt-rates", "gpt-arms", "gpt-hypotheses"}
+    assert set(plates) == {"gpt-rates", "gpt-arms", "gpt-effects", "gpt-hypotheses"}
     table = plates["gpt-hypotheses"].figure
     assert isinstance(table, Table)
     assert [row[-1] for row in table.rows] == ["holds", "undecided", "holds", "holds"]
@@ -246,16 +247,33 @@ def test_most_points_of_the_kept_runs_lie_above_the_limit_and_none_is_lost() -> 
     assert "None of those runs diverged" in told
 
 
-def test_the_notes_say_why_the_floor_is_not_drawn_and_when_the_curvature_was_measured() -> None:
+def test_the_notes_say_where_the_floor_is_drawn_and_when_the_curvature_was_measured() -> None:
     (about,) = (line for line in kept_records.lines("gpt") if line["kind"] == "protocol")
     notes = " ".join(figures.draw(kept_records.lines("gpt"))[0].notes)
     assert f"after the last of {about['steps']:,} steps of the first seed for tuning" in notes
     floor = -0.1 / (1 - 0.9 * 0.99)  # −(1 − β)/(1 − β(1 − c))
     assert about["rate"] == 0.01
-    assert "no axis here is θ, so it is not a line of this figure." in notes
+    assert "no axis here is θ: the next figure has it." in notes
     assert f"At β1 = 0.9 and averaging rate 0.01 it is −{-floor:.2f}; every θ drawn lies above it." in notes
     short = figures.draw([ABOUT | {"rate": 0.5}, *study().all])[0]  # the floor of so short an average is −0.18
     assert "it is −0.18; below it: θ = −0.25 and θ = −0.5." in " ".join(short.notes)
+
+
+def test_the_floor_and_the_limit_are_drawn_over_theta_with_the_curvatures_of_the_runs() -> None:
+    lines = kept_records.lines("gpt")
+    (plate,) = [plate for plate in figures.draw(lines) if plate.name == "gpt-floor"]
+    check_brevity(plate)
+    (ax,) = plate.figure.axes  # type: ignore[union-attr]
+    curve, floor, *circles = ax.lines
+    limits = dict(zip([round(float(theta), 3) for theta in curve.get_xdata()], curve.get_ydata(), strict=True))
+    assert floor.get_xdata()[0] == pytest.approx(-0.1 / (1 - 0.9 * 0.99))
+    left = [limit for theta, limit in limits.items() if theta < floor.get_xdata()[0]]
+    assert max(left) < min(limit for theta, limit in limits.items() if floor.get_xdata()[0] < theta < 0.5) / 2
+    found = [r for r in lines if r["kind"] == "run" and (r.get("sharpness") or 0) > 0]
+    shown = sorted(float(line.get_ydata()[0]) for line in circles if len(line.get_ydata()))
+    assert shown == pytest.approx(sorted(r["lr"] * r["sharpness"] for r in found))
+    (told,) = (note for note in figures.draw(lines)[0].notes if "lie above" in note)
+    assert plate.caption.endswith(f"Below the floor: no run; above the limit: {told.split(' points')[0]}.")
 
 
 def test_every_curvature_of_the_kept_runs_is_of_the_first_seed_for_tuning() -> None:
@@ -265,5 +283,5 @@ def test_every_curvature_of_the_kept_runs_is_of_the_first_seed_for_tuning() -> N
 
 
 def test_every_plate_says_what_theta_below_zero_is() -> None:
-    plates = figures.draw([ABOUT, *study().all])
+    plates = [plate for plate in figures.draw([ABOUT, *study().all]) if plate.name != "gpt-effects"]  # it has θ > 0
     assert [any("Generalized Primal Averaging" in note for note in plate.notes) for plate in plates] == [True] * 3

@@ -10,13 +10,16 @@ from matplotlib.text import Text
 
 from helpers.captions import check_brevity, full_text
 from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE, Lane
-from torchbelay.lab.part import Plate, Record, Settings
+from torchbelay.lab.part import Plate, Record, Settings, Table
 from torchbelay.lab.records import select
 from torchbelay.lab.report import style
+from torchbelay.lab.report.words import listed
 from torchbelay.lab.ring import statistics, study
+from torchbelay.lab.ring.effects import effects
 from torchbelay.lab.ring.mixture import Ring
 from torchbelay.lab.ring.networks import Networks, train
 from torchbelay.lab.ring.statistics import MIXTURE
+from torchbelay.lab.score.effects import spans
 
 QUICK = Settings(quick=True)
 
@@ -196,7 +199,8 @@ def test_all_arms_of_the_full_version_can_be_trained() -> None:
 
 # Drawing --------------------------------------------------------------------------------------------------------------
 
-NAMES = ["ring-curves", "ring-pairs", "ring-ranges", "ring-samples"]
+NAMES = ["ring-curves", "ring-effects", "ring-pairs", "ring-ranges", "ring-samples"]
+DRAWN = [name for name in NAMES if name != "ring-effects"]  # which is a table
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +215,9 @@ def test_every_plate_is_drawn_and_has_a_caption(plates: list[Plate]) -> None:
         assert plate.title
         check_brevity(plate)
         assert len(full_text(plate)) > 200
+        if plate.name not in DRAWN:
+            assert isinstance(plate.figure, Table)
+            continue
         assert plate.figure.get_figwidth() <= 9
         assert style.as_bytes(plate.figure, "png").startswith(b"\x89PNG")
 
@@ -218,12 +225,14 @@ def test_every_plate_is_drawn_and_has_a_caption(plates: list[Plate]) -> None:
 def test_captions_and_notes_state_steps_seeds_and_results(plates: list[Plate], records: list[Record]) -> None:
     how = study.QUICK
     by_name = {plate.name: full_text(plate) for plate in plates}
-    for name in NAMES[:3]:
+    for name in NAMES[:4]:
         assert f"{how.steps:,} steps" in by_name[name]
         assert f"{how.seeds} seeds" in by_name[name]
     (pair,) = select(records, "pair", scope="chosen", one="BELAY, tuned", other="EMA, tuned")
     interval = f"{pair['ratio']:.3g}; {pair['low']:.3g} to {pair['high']:.3g}"
-    assert interval in next(plate.caption for plate in plates if plate.name == "ring-pairs")
+    assert interval in by_name["ring-pairs"]
+    (caption,) = [plate.caption for plate in plates if plate.name == "ring-pairs"]
+    assert caption.endswith(f"BELAY ÷ EMA is {listed(spans(effects(records)[:1]))}.")
     for scope in ("width", "width_shared"):
         for other in (EMA, MATCHED):
             first = select(records, "pair", scope=scope, one=BELAY, other=other)[0]
@@ -234,7 +243,7 @@ def test_captions_and_notes_state_steps_seeds_and_results(plates: list[Plate], r
 
 
 def test_no_text_is_smaller_than_eight_points(plates: list[Plate]) -> None:
-    for plate in plates:
+    for plate in (plate for plate in plates if plate.name in DRAWN):
         sizes = [t.get_fontsize() for t in plate.figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
         assert min(sizes) >= 8
 
@@ -259,8 +268,8 @@ def test_lost_runs_are_drawn_and_not_dropped(records: list[Record]) -> None:
         assert [float(y) for line in marks for y in line.get_ydata()] == [top]  # BELAY's, at the top of its panel
     texts = [t.get_text() for ax in plates["ring-samples"].figure.axes for t in ax.texts]
     assert texts.count("lost") == len(study.SAMPLED)
-    for plate in plates.values():
-        plate.figure.draw_without_rendering()
+    for name in DRAWN:
+        plates[name].figure.draw_without_rendering()
 
 
 def test_drawing_changes_neither_records_nor_the_users_style(records: list[Record]) -> None:

@@ -262,3 +262,19 @@ def test_the_interval_of_a_fid_has_the_noise_of_its_samples(part: str, arm: str,
         text = dict(compare_signs(ALL))["CIFAR-10 at 0.001: FID with θ = −0.5 ÷ EMA's"]
         assert numbers(text)[:3] == pytest.approx(ends, rel=0.006)
         assert ends[0] == pytest.approx(1.25, abs=0.005)
+
+
+@pytest.mark.parametrize(("part", "seed"), [("mnist", 3), ("cifar10", 0), ("figure4", 6)])
+def test_the_caption_of_samples_has_the_fids_of_the_networks_that_made_them(part: str, seed: int) -> None:
+    """Not the means over the seeds, which have another order on CIFAR-10."""
+    made = lines(part)
+    (caption,) = [plate.caption for plate in PARTS[part].draw(made) if plate.name == f"{part}-samples"]
+    shown = {(r["arm"], r["lr"]) for r in made if r["kind"] == "grid" and r["seed"] == seed}
+    found = {
+        f"{r['arm']} at {r['lr']:g}": r["fid"]
+        for r in made
+        if r["kind"] == "fid" and r["seed"] == seed and r["weights"] == "w2" and (r["arm"], r["lr"]) in shown
+    }
+    low, high = min(found, key=lambda name: found[name]), max(found, key=lambda name: found[name])
+    assert f"of seed {seed}, from the same noise" in caption
+    assert caption.endswith(f" Their FID goes from {found[low]:.1f} ({low}) to {found[high]:.1f} ({high}).")

@@ -19,6 +19,7 @@ from torchbelay.physics.methods import centred
 
 from .analysis import CURVES, NEAR, Runs, format_ratio, judged, ratio_of
 from .arms import ARMS, CONSTANT, COSINE, QUARTER, WATCHING, Arm
+from .effects import effects_plate
 
 _OTHERS = {"cosine": "#CC79A7", "schedule-free": "#009E73", "Lookahead": "#E69F00"}
 NAMES = {CONSTANT.name: "θ = 0 (EMA)", "θ = +0.25": "θ = +0.25 (BELAY)"}
@@ -28,7 +29,14 @@ def draw(records: Sequence[Record]) -> list[Plate]:
     """Return the plates."""
     (about,) = select(records, "protocol")
     runs = Runs(records)
-    return [plate for plate in (_curves(runs, about), _arms(runs, about), _hypotheses(runs)) if plate is not None]
+    found = (
+        _curves(runs, about),
+        _floor(runs, about),
+        _arms(runs, about),
+        effects_plate(runs, about),
+        _hypotheses(runs),
+    )
+    return [plate for plate in found if plate is not None]
 
 
 def colour(arm: Arm) -> str:
@@ -84,13 +92,15 @@ def _curves(runs: Runs, about: Record) -> Plate:
 
 
 def _floor_words(runs: Runs, rate: float) -> str:
-    """Return why θ's floor is not a line of the figure, and which arms lie below their floor."""
+    """Return where θ's floor is drawn, and which arms lie below their floor."""
     family = [arm for arm in map(ARMS.__getitem__, runs.arms) if arm.theta is not None]
     floor = f"{theta_floor(CONSTANT.beta1, rate):.2f}".replace("-", "−")
     below = [title(arm.name) for arm in family if arm.theta is not None and arm.theta < theta_floor(arm.beta1, rate)]
     found = f"below it: {listed(below)}" if below else "every θ drawn lies above it"
+    measured = any(_sharpness(runs, arm) for arm in family)
+    where = "the next figure has it" if measured else "it is not a line of this figure"
     return (
-        "θ's floor is a bound on θ, and no axis here is θ, so it is not a line of this figure. At β1 = "
+        f"θ's floor is a bound on θ, and no axis here is θ: {where}. At β1 = "
         f"{CONSTANT.beta1:g} and averaging rate {rate:g} it is {floor}; {found}."
     )
 
@@ -157,6 +167,45 @@ def _draw_sharpness(ax: Any, runs: Runs, rate: float) -> None:
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=7)
+
+
+def _floor(runs: Runs, about: Record) -> Plate | None:
+    """Draw theorem 2's limit and floor over θ, with the learning rate × curvature of the runs."""
+    rate, beta = about["rate"], CONSTANT.beta1
+    found = [(arm, r) for arm in ARMS.values() if arm.beta1 == beta for r in _sharpness(runs, arm)]
+    if not found:
+        return None
+    floor = theta_floor(beta, rate)
+    fig = style.figure(6.4, 4.0)
+    ax: Any = fig.subplots()
+    fine = [-0.98 + 1.53 * i / 400 for i in range(401)]
+    limits = [stable_range(centred(theta=theta, rate=rate).coupling(1, 1.0), beta) for theta in fine]
+    ax.plot(fine, limits, color="#333333", label="limit of theorem 2")
+    ax.axvline(floor, color="#333333", linestyle=":", label=f"floor {floor:.2f}".replace("-", "−"))
+    rates = sorted({r["lr"] for _, r in found})
+    for arm, r in found:
+        size = 3.0 + 1.2 * rates.index(r["lr"])
+        x = r["lr"] * r["sharpness"]
+        ax.plot(arm.theta, x, "o", color=colour(arm), markersize=size, markerfacecolor="none")
+    ax.plot([], [], "o", color="#777777", markerfacecolor="none", label="runs; larger: a larger rate")
+    ax.set(yscale="log", xlim=(-1.0, 0.6), xlabel="θ    (repels ← 0 = EMA → attracts)", ylabel="x = rate × curvature")
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.legend(fontsize=8, loc="lower right")
+    low = list(dict.fromkeys(title(arm.name) for arm, _ in found if arm.theta is not None and arm.theta < floor))
+    above = sum(r["lr"] * r["sharpness"] > _limit(arm, rate) for arm, r in found)
+    caption = (
+        "The largest stable rate × curvature of a quadratic over θ (line) and θ's floor (dotted), with the curvature "
+        f"of the runs at their end (circles). Below the floor: {listed(low) or 'no run'}; above the limit: {above} of "
+        f"{len(found)}."
+    )
+    notes = (
+        f"Theorem 2 at the study's momentum, β1 = {beta:g}, and averaging rate, c = {rate:g}; left of the floor the "
+        "range collapses.",
+        f"Rates of the circles: {listed([f'{lr:g}' for lr in rates])}. The curvature is that of the figure before, in "
+        "the units of Adam's steps.",
+        GPA,
+    )
+    return Plate("gpt-floor", "The limit and the floor of θ", caption, fig, notes)
 
 
 def _above_limits(runs: Runs, rate: float) -> list[tuple[str, list[Record], int]]:

@@ -6,7 +6,6 @@ from statistics import median, quantiles
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, REPULSIVE
@@ -15,10 +14,12 @@ from torchbelay.lab.part import Plate, Record
 from torchbelay.lab.records import select
 from torchbelay.lab.report import style
 from torchbelay.lab.report.words import listed
+from torchbelay.lab.score.effects import WAYS, Effect, spans
 from torchbelay.lab.statistics import CONFIDENCE, WORKS
 
-from .mixture import NEAR
-from .statistics import MIXTURE, TUNED, Key, RunTable
+from .effects import effects, effects_plate
+from .sample_figures import arm_colour, draw_samples
+from .statistics import TUNED, Key, RunTable
 
 _MARKERS = {PLAIN: "s", EMA: "o", MATCHED: "D", BELAY: "^", REPULSIVE: "v"}
 _SIGN = f"The repulsive spring has θ < 0. {GPA}"
@@ -33,15 +34,11 @@ def draw_plates(records: Sequence[Record]) -> list[Plate]:
     with style.house():
         return [
             _draw_curves(about, table, pairs),
-            _draw_pairs(about, pairs),
+            *filter(None, [effects_plate(records)]),
+            _draw_pairs(about, pairs, effects(records)),
             _draw_ranges(about, widths, pairs),
-            _draw_samples(about, samples),
+            draw_samples(about, samples),
         ]
-
-
-def _colour(name: str) -> str:
-    arm = name.removesuffix(TUNED)
-    return style.MOMENTUM_COLOUR if arm == REPULSIVE else style.colour(arm)  # momentum is a repulsive spring, too
 
 
 def _describe_runs(about: Record) -> str:
@@ -143,7 +140,7 @@ def _draw_curve(ax: Axes, table: RunTable, key: Key, *, effective: bool, top: fl
     losses = [_fill_lost(table.tests(key, lr)) for lr in table.lrs]
     middle = [min(median(each), top) for each in losses]
     quarters = [_quarters(each, top) for each in losses]
-    hue = _colour(key[0])
+    hue = arm_colour(key[0])
     setting = f" ({key[1].split(',')[0]})" if key[0] in (EMA, REPULSIVE) else ""
     ax.fill_between(x, [q[0] for q in quarters], [q[1] for q in quarters], color=hue, alpha=0.15, linewidth=0)
     ax.plot(x, middle, color=hue, marker=_MARKERS[key[0]], markersize=4, label=key[0] + setting)
@@ -171,48 +168,52 @@ def _quarters(values: Sequence[float], top: float) -> tuple[float, float]:
 # Paired differences ---------------------------------------------------------------------------------------------------
 
 
-def _draw_pairs(about: Record, pairs: Sequence[Record]) -> Plate:
+def _draw_pairs(about: Record, pairs: Sequence[Record], found: Sequence[Effect]) -> Plate:
     contests = select(pairs, "pair", scope="chosen")
     margin = next((pair["margin"] for pair in pairs if pair["margin"]), 1.0)
     fig = style.figure(9.0, 5.4)
-    halves: Any = fig.subfigures(1, 2, width_ratios=(1.1, 1))
+    halves: Any = fig.subfigures(1, 2, width_ratios=(1, 1.1))
     left, right = halves
-    forest = left.subplots()
-    forest.axvspan(1 / margin, margin, color="#e9e9e9", zorder=0)
-    forest.axvline(1, color="#333333", linewidth=0.8)
-    _draw_forest(forest, contests)
-    forest.set_title("each at the rate and setting that it chose", fontsize=9)
-    stacked: Any = right.subplots(2, 1, sharex=True, sharey=True)
-    for ax, other in zip(stacked, (EMA, MATCHED), strict=True):
+    stacked: Any = left.subplots(2, 1, sharex=True, sharey=True)
+    for ax, other, way in zip(stacked, (EMA, MATCHED), WAYS, strict=False):
         ax.axhspan(1 / margin, margin, color="#e9e9e9", zorder=0)
         ax.axhline(1, color="#333333", linewidth=0.8)
         _draw_rates(ax, select(pairs, "pair", scope="rate", one=BELAY, other=other))
-        ax.set_title(f"BELAY ÷ {other}, at the same nominal rate", fontsize=9)
+        ax.set_title(f"{way}: BELAY ÷ {other}", fontsize=9)
     stacked[0].legend(fontsize=8, loc="upper left", labelspacing=0.3)
     stacked[0].set(xscale="log", yscale="log")
     _ticks(stacked[0].yaxis, (0.5, 0.7, 1, 1.5, 2, 3, 5))
     stacked[1].set_xlabel("nominal learning rate")
+    forest = right.subplots()
+    forest.axvspan(1 / margin, margin, color="#e9e9e9", zorder=0)
+    forest.axvline(1, color="#333333", linewidth=0.8)
+    _draw_forest(forest, contests)
+    forest.set_title(f"{WAYS[-1]} rate and setting", fontsize=9)
+    at_first = f" With {found[0].study}, BELAY ÷ EMA is {listed(spans(found[:1]))}." if found else ""
     caption = (
-        "Ratios of excess test losses, seed by seed; below 1 the method named first is better. "
-        f"{_describe_belay(contests, BELAY + TUNED)}"
+        "Ratios of excess test losses, seed by seed: at equal nominal rate (left, above), at equal effective rate "
+        f"(left, below) and at each one's best (right).{at_first}"
     )
     notes = (
         f"Geometric mean and {CONFIDENCE:.0%} t-interval; intervals are not widened for their number. "
         f"{_describe_runs(about)}",
-        "Left: rate and setting are chosen by the validation loss of half of the seeds and judged by the test loss of "
+        "Below 1 the method named first is better. At the left, failed runs count with their loss, if it is finite. "
+        "The caption leaves out rates at which one of the two arms has such a run.",
+        "Right: rate and setting are chosen by the validation loss of half of the seeds and judged by the test loss of "
         "the other half, both ways round. In brackets: the trials of each side.",
         f"Grey: within {margin - 1:.0%}. Two methods count as equal if a test of equivalence says so (two one-sided "
         f"t-tests at {1 - CONFIDENCE:.0%}).",
         _describe_belay(contests, BELAY),
+        _describe_belay(contests, BELAY + TUNED),
         _SIGN,
     )
     title = "BELAY against its controls, seed by seed"
-    return Plate("ring-pairs", title, caption.strip(), fig, tuple(filter(None, notes)))
+    return Plate("ring-pairs", title, caption, fig, tuple(filter(None, notes)))
 
 
 def _draw_forest(ax: Axes, contests: Sequence[Record]) -> None:
     for at, pair in enumerate(reversed(contests)):
-        hue = _colour(pair["one"])
+        hue = arm_colour(pair["one"])
         if pair["ratio"] is None:
             ax.annotate("lost", (1, at), color=hue, fontsize=8, va="center", ha="center")
             continue
@@ -263,13 +264,19 @@ def _draw_ranges(about: Record, widths: Sequence[Record], pairs: Sequence[Record
                 if record["low"] is not None:
                     low, high = record["low" + suffix], record["high" + suffix]
                     ax.barh(
-                        at, high - low, left=low, height=height, color=_colour(width["arm"]), alpha=alpha, linewidth=0
+                        at,
+                        high - low,
+                        left=low,
+                        height=height,
+                        color=arm_colour(width["arm"]),
+                        alpha=alpha,
+                        linewidth=0,
                     )
             if width["low"] is not None:
                 open_end = width["open_low"] or width["open_high"]  # the range may reach beyond the rates tried
                 least = "≥" if open_end else "×"
                 text = f"{least}{width['width']:.3g}"
-                style.label_end(ax, width["high" + suffix], at, text, _colour(width["arm"]))
+                style.label_end(ax, width["high" + suffix], at, text, arm_colour(width["arm"]))
         ax.set(xscale="log", xlabel=f"{name} learning rate", ylim=(-0.7, len(own) - 0.3))
         ax.grid(axis="y", visible=False)
     low, high = axes[0].get_xlim()
@@ -278,7 +285,7 @@ def _draw_ranges(about: Record, widths: Sequence[Record], pairs: Sequence[Record
     axes[0].set_xlim(low * (low / high) ** 0.02, high * (high / low) ** 0.06)  # room for the numbers at the ends
     axes[0].set_yticks(range(len(own)), [_label(width) for width in own], fontsize=8)
     for tick, width in zip(axes[0].get_yticklabels(), own, strict=True):
-        tick.set_color(_colour(width["arm"]))
+        tick.set_color(arm_colour(width["arm"]))
     own_pairs, shared_pairs = (
         [select(pairs, "pair", scope=scope, one=BELAY, other=other)[0] for other in (EMA, MATCHED)]
         for scope in ("width", "width_shared")
@@ -307,54 +314,3 @@ def _describe_widths(pairs: Sequence[Record]) -> str:
 
 def _label(width: Record) -> str:
     return str(width["arm"] if width["arm"] == PLAIN else f"{width['arm']}, {width['setting']}")
-
-
-# Samples --------------------------------------------------------------------------------------------------------------
-
-
-def _draw_samples(about: Record, samples: Sequence[Record]) -> Plate:
-    found = {(record["contestant"], record["rate"]): record for record in samples}
-    names = list(dict.fromkeys(record["contestant"] for record in samples if record["contestant"] != MIXTURE))
-    true = found[MIXTURE, "true"]
-    fig = style.figure(9.0, 3.8)
-    axes: Any = fig.subplots(2, 1 + len(names), squeeze=False)
-    _draw_points(axes[0, 0], about, true, "#333333")
-    axes[0, 0].set_title("the mixture", fontsize=8, loc="center")
-    for row, rate in zip(axes, ("chosen", "high"), strict=True):
-        for ax, name in zip(row[1:], names, strict=True):
-            _draw_points(ax, about, found[name, rate], _colour(name))
-    for ax, name in zip(axes[0, 1:], names, strict=True):
-        ax.set_title(name, fontsize=8, loc="center", color=_colour(name))
-    axes[1, 0].axis("off")
-    note = f"above: at the\nrate it chose\n\nbelow: at a\nhigh rate\n\n%: within {NEAR:g}\nst. dev. of\na centre"
-    axes[1, 0].annotate(note, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", fontsize=8)
-    caption = (
-        "Samples of one seed's networks: above at the rate chosen for each method, below at the high nominal rate "
-        f"{about['high_lr']:g}. One seed shows what a loss looks like; it decides nothing."
-    )
-    notes = (
-        f"{len(true['points'])} points of the mixture, and as many drawn by Heun's method (18 steps) from the same "
-        f"noise with the networks of seed {found[names[0], 'chosen']['seed']}: the average if there is one, else the "
-        "weights. The rate and setting above were chosen on other seeds.",
-        "Circles: two standard deviations around each centre. The percentage counts points within "
-        f"{NEAR:g} standard deviations of a centre. Points outside the frame are counted but not shown.",
-    )
-    return Plate("ring-samples", "What the score models draw", caption, fig, notes)
-
-
-def _draw_points(ax: Axes, about: Record, record: Record, hue: str) -> None:
-    reach = about["radius"] + 4.5 * about["spread"]
-    ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xticks=[], yticks=[])
-    ax.grid(False)
-    ax.spines[:].set(visible=True, color="#bbbbbb", linewidth=0.6)
-    for i in range(about["modes"]):
-        angle = 2 * math.pi * i / about["modes"]
-        centre = about["radius"] * math.cos(angle), about["radius"] * math.sin(angle)
-        ax.add_patch(Circle(centre, 2 * about["spread"], facecolor="none", edgecolor="#bbbbbb", linewidth=0.7))
-    lr = "" if record["lr"] is None else f"lr {record['lr']:g}: "
-    if record["points"] is None:
-        ax.annotate("lost", (0, 0), ha="center", va="center", color=hue)
-        ax.set_xlabel(f"{lr}lost", fontsize=8)
-        return
-    ax.scatter([x for x, _ in record["points"]], [y for _, y in record["points"]], s=3, color=hue, linewidths=0)
-    ax.set_xlabel(f"{lr}{100 * record['near']:.0f}%", fontsize=8)

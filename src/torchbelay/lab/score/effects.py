@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from torchbelay.lab.arms import BELAY, MATCHED
 from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.report.words import listed
+from torchbelay.lab.statistics import CONFIDENCE
 
 from .analysis import StudyResults, compare_fids, fids, rate_of_fids
 from .comparison import Comparison, compare, format_ratio
 
 NOMINAL, EFFECTIVE, BEST = WAYS = ("equal nominal rate", "equal effective rate", "each one's best")
 LOSS, FID = "test loss", "FID"
+TITLE = "BELAY against EMA, in three ways"
+RATIOS = f"Below 1 BELAY is better. Ratios are taken seed by seed, with their {CONFIDENCE:.0%} interval"
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,11 @@ def _effects(records: Sequence[Record], names: Sequence[str]) -> Iterator[Effect
 
 def describe_left_out(found: Sequence[Effect], names: Mapping[str, str]) -> str:
     """Return which rates the first two ways lack because runs are lost, and the rule, as text."""
-    texts = [f"{names[each.study]}, {each.quantity} at {_rates_left_out(each)}" for each in found if any(each.left_out)]
+    places: dict[str, list[str]] = {}  # the studies that have the same quantity and the same rates
+    for each in found:
+        if any(each.left_out):
+            places.setdefault(f"{each.quantity} at {_rates_left_out(each)}", []).append(names[each.study])
+    texts = [f"{listed(some)}, {place}" for place, some in places.items()]
     if not texts:
         return "No rate is left out because of lost runs."
     partly = any(each.unpaired for effect in found for way in effect.ways[:2] for each in way)
@@ -216,15 +223,13 @@ def effects_plate(records: Sequence[Record], part: str, names: Mapping[str, str]
     if not found:
         return None
     whole = with_lengths(records, names)
-    rows = tuple((f"{whole[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found)
     first = found[0]
     caption = (
         f"BELAY's loss and FID over those of the {first.rival}: at {NOMINAL}, at {EFFECTIVE} (the matched EMA) and at "
         f"{BEST}. In {first.quantity} of the {whole[first.study]} they are {', '.join(spans([first]))}."
     )
     notes = (
-        "Below 1 BELAY is better. Ratios are taken seed by seed, with their 95% interval; that of a FID contains the "
-        "noise of its samples.",
+        f"{RATIOS}; that of a FID contains the noise of its samples.",
         "The effective rate is that at which the centre of mass moves. An EMA at the same nominal rate moves faster "
         "than BELAY; the matched EMA moves as fast, and averages over as many steps.",
         "The best rate of a seed is chosen by the training loss of the other seeds, among the rates at which the arm "
@@ -232,8 +237,31 @@ def effects_plate(records: Sequence[Record], part: str, names: Mapping[str, str]
         describe_left_out(found, names),
         *filter(None, [describe_choice(found, names)]),
     )
-    title = "BELAY against EMA, in three ways"
-    return Plate(f"{part}-effects", title, caption, Table(("", "Seeds", *map(str.capitalize, WAYS)), rows), notes)
+    return Plate(f"{part}-effects", TITLE, caption, effects_table(found, whole), notes)
+
+
+def effects_table(found: Sequence[Effect], names: Mapping[str, str]) -> Table:
+    """Return the table of effects; `names` says what the studies are called."""
+    rows = tuple((f"{names[each.study]}, {each.quantity}", each.seeds, *each.cells) for each in found)
+    return Table(("", "Seeds", *map(str.capitalize, WAYS)), rows)
+
+
+def describe_better(found: Sequence[Effect], names: Mapping[str, str]) -> str:
+    """Return in how many comparisons BELAY is shown to be better, and in which, as text."""
+    every = [
+        (effect, f"{way} {lr:g}" if lr else way, each)
+        for effect in found
+        for way, some in zip(WAYS, (effect.nominal, effect.effective, {0.0: effect.best}), strict=True)
+        for lr, each in some.items()
+        if each.point is not None and (way == NOMINAL or some is not effect.nominal)  # the same runs count once
+    ]
+    better = [
+        f"{names[effect.study]}, {effect.quantity} at {where}: {each.size}"
+        for effect, where, each in every
+        if each.reading == "lower"
+    ]
+    count = f"In {len(better) or 'none'} of these {len(every)} comparisons BELAY is shown to be better"
+    return f"{': '.join(filter(None, [count, '; '.join(better)]))}."
 
 
 def mean_fid(records: Sequence[Record], study: StudyResults, arm: str = BELAY) -> float | None:

@@ -13,6 +13,7 @@ from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 from torchbelay.lab.report.words import listed
 
+from . import effects as ways
 from . import run as study_run
 from .analysis import ARMS, HEAVIER, PAPER_LR, StudyResults, compare_fids, rate_difference
 from .captions import (
@@ -25,7 +26,6 @@ from .captions import (
     time_note,
 )
 from .comparison import Comparison, compare
-from .effects import effects_plate
 from .figures import (
     arm_colour,
     arm_marker,
@@ -60,7 +60,7 @@ def run(settings: Settings, tick: Tick) -> list[Record]:
 def draw(records: Sequence[Record]) -> list[Plate]:
     """Return the plates; a study without records has none."""
     with style.house():
-        found = [_rates(records), effects_plate(records, NAME, STUDIES), _pairs(records), _table(records)]
+        found = [_rates(records), ways.effects_plate(records, NAME, STUDIES), _pairs(records), _table(records)]
         found += [samples_plate(records, NAME, "Samples"), masses_plate(records, NAME, "rates")]
         return [plate for plate in [*found, speed_plate(records, NAME)] if plate is not None]
 
@@ -138,31 +138,35 @@ def _pairs(records: Sequence[Record]) -> Plate | None:
     losses = {arm: study.at_best(arm) for arm in study.arms}
     best = {key: compare(losses[key[0]], losses[key[1]]) for key in present}
     along = {key: [study.compare(*key, lr) for lr in study.lrs] for key in present if key[0] == BELAY}
-    fig = style.figure(9.0, 3.9)
-    axes: Any = fig.subplots(1, 1 + len(along), width_ratios=[0.8, *[1.0] * len(along)], squeeze=False)
-    set_ratio_axis(axes[0, 0], [*best.values()])
-    for x, key in enumerate(best):
-        draw_ratio(axes[0, 0], x, key, losses[key[0]], losses[key[1]])
-    names = [f"{one}\n÷ {other}".replace("matched ", "matched\n") for one, other in best]
-    axes[0, 0].set_xticks(range(len(best)), names, fontsize=8)
-    axes[0, 0].set(title="each at its own best rate", ylabel="ratio of test losses", xlim=(-0.6, len(best) - 0.4))
-    for ax, key in zip(axes[0, 1:], along, strict=True):
+    fig = style.figure(9.0, 4.1)
+    axes: Any = fig.subplots(1, len(along) + 1, width_ratios=[*[1.0] * len(along), 0.8], squeeze=False)
+    for ax, (one, other) in zip(axes[0], along, strict=False):  # the last panel is that of the best rates
         set_ratio_axis(ax, [each for row in along.values() for each in row])
+        way = ways.EFFECTIVE if other == MATCHED else ways.NOMINAL
+        ax.set(xlim=(study.lrs[0] / 1.6, study.lrs[-1] * 1.6), xscale="log", xlabel=NOMINAL)
+        ax.set_title(f"{way}:\n{one} ÷ {other}")
         for lr in study.lrs:
-            draw_ratio(ax, lr, key, study.valid_losses(key[0], lr), study.valid_losses(key[1], lr))
-        ax.set(xscale="log", xlabel=NOMINAL, title=f"{key[0]} ÷ {key[1]}")
-        ax.set_xlim(study.lrs[0] / 1.6, study.lrs[-1] * 1.6)
+            draw_ratio(ax, lr, (one, other), study.valid_losses(one, lr), study.valid_losses(other, lr))
         set_ticks(ax.xaxis, study.lrs)
         ax.tick_params(axis="x", labelsize=7)
+    last = axes[0, -1]
+    set_ratio_axis(last, [*best.values()])
+    for x, key in enumerate(best):
+        draw_ratio(last, x, key, losses[key[0]], losses[key[1]])
+    names = [f"{a}\n÷ {b}".replace("matched ", "matched\n").replace("-memory", "-\nmemory") for a, b in best]
+    last.set_xticks(range(len(best)), names, fontsize=8)
+    last.set(title=ways.BEST, xlim=(-0.6, len(best) - 0.4))
+    axes[0, 0].set_ylabel("ratio of test losses")
     at_paper = {key: row[study.lrs.index(PAPER_LR)] for key, row in along.items() if PAPER_LR in study.lrs}
-    main = {key: found for key, found in best.items() if key[0] == BELAY} or best
+    effect = ways.loss_effect(study)
+    found = f" BELAY ÷ EMA is {listed(ways.spans([effect]))}." if effect else ""
     caption = (
-        "Ratios of test losses: at each arm's best rate (left), at equal rates (right). At the best rates: "
-        f"{_ratio_texts(main)}."
+        f"Ratios of test losses, from left to right at {ways.NOMINAL}, at {ways.EFFECTIVE} (the matched EMA) and at "
+        f"{ways.BEST}.{found}"
     )
     notes = (
-        f"At the best rates: {_ratio_texts(best)}. At the paper's rate, {PAPER_LR:g}: "
-        f"{_ratio_texts(at_paper) or 'not run'}.",
+        f"At the paper's rate, {PAPER_LR:g}: {_ratio_texts(at_paper) or 'not run'}. At the best rates: "
+        f"{_ratio_texts(best)}.",
         "A seed's best rate is chosen by the training loss of the other seeds, among the rates at which the arm keeps "
         "more than half of its seeds. The matched EMA has BELAY's effective "
         "rate and averaging rate: any difference from it is due to BELAY's feedback.",

@@ -4,7 +4,7 @@ import base64
 import io
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any
 
 from matplotlib import image
@@ -204,16 +204,16 @@ def samples_plate(records: Sequence[Record], part: str, title: str) -> Plate | N
 
 
 def _fid_range(records: Sequence[Record], studies: Mapping[str, StudyResults], grids: Mapping["Key", Record]) -> str:
-    """Return the lowest and the highest mean FID of the arms shown, as a sentence; empty without FIDs."""
-    means = {
-        f"{arm} at {lr:g}": fmean(known)
+    """Return the lowest and the highest FID of the networks that made the grids, as a sentence; empty without FIDs."""
+    found = {
+        f"{arm} at {lr:g}": fid
         for (arm, lr), grid in grids.items()
-        if (known := [x for x in fids(records, studies[grid["study"]], arm, lr).values() if x is not None])
+        if (fid := fids(records, studies[grid["study"]], arm, lr, grid["weights"]).get(grid["seed"])) is not None
     }
-    if not means:
+    if not found:
         return ""
-    low, high = (choose(means, key=lambda name: means[name]) for choose in (min, max))
-    return f" Their FID goes from {means[low]:.1f} ({low}) to {means[high]:.1f} ({high})."
+    low, high = (choose(found, key=lambda name: found[name]) for choose in (min, max))
+    return f" Their FID goes from {found[low]:.1f} ({low}) to {found[high]:.1f} ({high})."
 
 
 Key = tuple[str, float]  # an arm and its learning rate
