@@ -1,9 +1,10 @@
 """Another optimizer that takes over the weights in the middle of a run: the average does not move with its steps."""
 
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import ref
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -32,19 +33,21 @@ class Takeover:
     def __init__(self, optimizer: Optimizer | None, averages: Averaged) -> None:
         self._optimizer, self._averages = optimizer, averages
         self._count, self._usual, self._other, self._warned = 0, 0, "", False
-        self._shared: WeakKeyDictionary[Optimizer, tuple[list[Any], int, bool]] = WeakKeyDictionary()
+        self._held: list[Tensor] = []
+        self._ids: frozenset[int] = frozenset()
+        self._others: dict[int, tuple[ref[Optimizer], int, bool]] = {}  # by their ids: the number of groups, the answer
 
     def watch(self) -> None:
         """Count from now on, unless steps are taken by hand: users may do so now and then."""
         if self._optimizer is None:
             return
-        _watching.add(self)
+        _watching[:] = [*(each for each in _watching if each() is not None), ref(self)]
         if not _handles:
             _handles.append(register_optimizer_step_post_hook(_count))
 
     def end(self) -> None:
         """Count no more; without anybody who counts, torch's optimizers are as they were."""
-        _watching.discard(self)
+        _watching[:] = [each for each in _watching if each() not in (None, self)]
         if not _watching:
             while _handles:
                 _handles.pop().remove()
@@ -66,12 +69,13 @@ class Takeover:
 
     def _shares(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer has one of the parameters; it is looked up again if either has changed."""
-        held, number = self._averages.parameters.all, sum(len(group["params"]) for group in optimizer.param_groups)
-        known = self._shared.get(optimizer)
-        if known is None or known[0] is not held or known[1] != number:
-            ids = set(map(id, held))
-            found = any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
-            known = self._shared[optimizer] = (held, number, found)
+        held, groups = self._averages.parameters.all, optimizer.param_groups
+        if held is not self._held:
+            self._held, self._ids, self._others = held, frozenset(map(id, held)), {}
+        known = self._others.get(id(optimizer))
+        if known is None or known[0]() is not optimizer or known[1] != len(groups):
+            found = any(id(p) in self._ids for group in groups for p in group["params"])
+            known = self._others[id(optimizer)] = ref(optimizer), len(groups), found
         return known[2]
 
     def look(self) -> None:
@@ -88,12 +92,13 @@ class Takeover:
         )
 
 
-_watching: WeakSet[Takeover] = WeakSet()
+_watching: list[ref[Takeover]] = []
 _handles: list[Any] = []  # the hook of torch, while anybody counts
 
 
 def _count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():  # another optimizer is being compiled: stay out of its graph
         return
-    for each in list(_watching):
-        each.count(optimizer)
+    for each in tuple(_watching):
+        if (one := each()) is not None:
+            one.count(optimizer)
