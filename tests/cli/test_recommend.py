@@ -74,6 +74,70 @@ def test_a_run_is_learnt_from(run, reports: Path) -> None:
     assert "noise cannot be told" in " ".join(alone.out.split())
 
 
+def write_options(reports: Path, method: str, **more: object) -> None:
+    """Write options.json beside the reports, as torchbelay train does."""
+    resolved = {"method": method, "inner": "Adam", **more}
+    (reports.parent / "options.json").write_text(json.dumps({"format": 1, "resolved": resolved}))
+
+
+@pytest.mark.parametrize(
+    ("method", "decay"),
+    [
+        ("Spring.ema(decay=0.9)", 0.9),
+        ("Spring(k=0.2, m1=inf, m2=1.0)", 0.9),
+        ("Spring(k=0.2, m1=inf, m2=1.0, follow='after')", 0.9),
+        ("Spring(k=1.0, m1=20.0, m2=5.0)", 0.875),
+    ],
+)
+def test_decay_and_beta1_are_read_from_the_options_of_the_run(run, reports: Path, method: str, decay: float) -> None:
+    asked = ["recommend", "--steps", "500", "--from-run", str(reports), "--json"]
+    expected = run([*asked, "--decay", f"{decay}", "--beta1", "0.8"]).json
+    write_options(reports, method, beta1=0.8)
+    got = run(asked).json
+    assert got["beta1"] == 0.8
+    assert (got["method"], got["lr"]) == (expected["method"], pytest.approx(expected["lr"]))
+    assert got["read"] == f"From {reports.parent / 'options.json'}: decay = {decay:g}, β1 = 0.8."
+    pulls = [each for each in got["warnings"] if "which pulls the weights; the fit takes it for an EMA" in each]
+    assert len(pulls) == (decay == 0.875)
+    said = " ".join(run(asked[:-1]).out.split())
+    assert f"decay = {decay:g}, β1 = 0.8. Use tb.methods." in said
+
+
+def test_options_without_beta1_are_those_of_an_adam_with_09(run, reports: Path) -> None:
+    write_options(reports, "Spring.ema(decay=0.9)")
+    got = run(["recommend", "--steps", "500", "--from-run", str(reports), "--json"]).json
+    assert got["beta1"] == 0.9
+
+
+def test_what_is_given_wins_over_the_options(run, reports: Path) -> None:
+    asked = ["recommend", "--steps", "500", "--from-run", str(reports), "--decay", "0.95", "--beta1", "0", "--json"]
+    expected = run(asked).json
+    write_options(reports, "Spring.ema(decay=0.9)")
+    assert run(asked).json == expected
+    assert "read" not in expected
+    half = run([*asked[:-3], "--json"]).json
+    assert half["read"].endswith("options.json: β1 = 0.9.")
+
+
+def test_without_options_and_beta1_the_advice_says_that_beta1_is_0(run, reports: Path) -> None:
+    asked = ["recommend", "--steps", "500", "--from-run", str(reports), "--decay", "0.9"]
+    assert "β1 is taken as 0, because there is no options.json" in " ".join(run(asked).out.split())
+    assert "β1 is taken as 0" not in " ".join(run([*asked, "--beta1", "0"]).out.split())
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"resolved": {"method": "swa(every=1)"}}', '{"resolved": {"method": null}}',
+             '{"resolved": {"method": "Spring.ema(decay=2)"}}', '{"resolved": {"method": "Spring.ema(decay=f())"}}']
+)  # fmt: skip
+def test_options_that_cannot_be_read_are_one_line_with_the_cure(run, reports: Path, text: str) -> None:
+    (reports.parent / "options.json").write_text(text)
+    asked = ["recommend", "--steps", "500", "--from-run", str(reports)]
+    printed = run(asked)
+    assert (printed.status, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert f"cannot read the decay and β1 of the run from {reports.parent / 'options.json'}" in printed.err
+    assert "mend it, or move the reports to a folder without it and give --decay and --beta1" in printed.err
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

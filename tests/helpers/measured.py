@@ -12,6 +12,8 @@ import torchbelay as tb
 from helpers import kept_records
 from helpers.documents import table
 from helpers.root import ROOT
+from torchbelay.lab.advice.analysis import Outcomes, count_worse, problems, spread
+from torchbelay.lab.advice.figures import GOAL
 from torchbelay.lab.arms import BELAY, EMA, EQUAL, MATCHED
 from torchbelay.lab.claims.score import contests_on_mnist
 from torchbelay.lab.gpt import arms as language
@@ -198,6 +200,51 @@ def belay() -> str:
     assert len(found) > 24
     assert not any(each.below or each.lower for each in found)
     return "In none of our runs of images is BELAY's loss or FID shown to be lower than EMA's."
+
+
+def advice_cell() -> str:
+    """Return the regret of advice from a run on both networks, as the cell of a table."""
+    found = _advices()
+    regrets = (f"{name} {spread([each.regret for each in one.all])}" for name, one in found.items())
+    return f"loss ÷ that of the best of {_grid(found)} settings: {', '.join(regrets)}"
+
+
+def advice_beside_the_run() -> str:
+    """Return how often advice made a run of a network better or worse, from low rates and from others."""
+    found = _advices()
+    low = [each for one in found.values() for each in one.low]
+    high = [each for one in found.values() for each in one.high]
+    every = [each for one in found.values() for each in one.all]
+    within = sum(each.regret <= GOAL for each in every)
+    assert not any(each.worse for each in low)
+    return (
+        f"From runs at half of their best learning rate or less, the advice always lowered the loss, to "
+        f"{spread([each.ratio for each in low])} times the run's ({len(low)} runs). From runs at their best rate or "
+        f"above, it raised the loss in {count_worse(high)}, to up to {max(each.ratio for each in high):.1f} times. "
+        f"Only {within} of {len(every)} advices were within 10% of the best of {_grid(found)} settings."
+    )
+
+
+def advice_warnings() -> str:
+    """Return how often the fit warned of advice that made a run worse, and of other advice."""
+    every = [each for one in _advices().values() for each in one.all]
+    worse, better = ([each for each in every if each.worse is which] for which in (True, False))
+    return (
+        f"came with {sum(each.warned for each in worse)} of the {len(worse)} advices that made a run worse, and with "
+        f"{sum(each.warned for each in better)} of the {len(better)} others"
+    )
+
+
+def _advices() -> dict[str, Outcomes]:
+    """Return the outcomes of advice from runs, by problem."""
+    kept = kept_records.lines("advice")
+    return {name: Outcomes.of(kept, name) for name in problems(kept)}
+
+
+def _grid(found: dict[str, Outcomes]) -> int:
+    """Return how many settings the grid has."""
+    (size,) = {len(one.settings) // one.about["seeds"] for one in found.values()}
+    return size
 
 
 IMAGES = ("mnist", "figure4", "readings", "cifar10")  # the parts in which BELAY and EMA are trained on images

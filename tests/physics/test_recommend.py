@@ -157,6 +157,20 @@ def test_a_spring_without_noise_is_told_to_be_of_use_for_the_speed() -> None:
     assert "of no use" not in advice.explain()
 
 
+def test_the_fit_of_a_run_brings_its_rate_and_caveats() -> None:
+    found = fit_run([{"step": t, "lr": 0.1, "w1": 0.51 + 0.5 * 0.8**t} for t in range(0, 40, 4)])
+    advice = recommend(36, curvatures=found, beta1=0.5)
+    assert found.caveats
+    assert advice == recommend(36, curvatures=found.problem, beta1=0.5, near=0.1, caveats=found.caveats)
+    assert recommend(36, curvatures=found, beta1=0.5, near=0.2).near == 0.2
+
+
+def test_the_caution_about_networks_depends_on_what_the_advice_is_from() -> None:
+    words = "From a run at its best learning rate or above, it mostly raised the loss"
+    assert words in recommend(300, curvatures=THREE, near=0.1).explain()
+    assert words not in recommend(300, curvatures=THREE).explain()
+
+
 @pytest.mark.parametrize("steps", [10**6, 10**8, 10**9])
 def test_the_decay_of_a_long_run_has_the_digits_that_it_needs(steps: int) -> None:
     ema = recommend(steps, curvatures=[1.0, 0.1]).alternatives["EMA"]

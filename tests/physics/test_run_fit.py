@@ -78,7 +78,7 @@ def test_without_the_average_it_says_that_noise_is_unknown() -> None:
 def test_a_run_that_is_no_quadratic_is_far_from_one() -> None:
     rough = [3.0, 0.5, 2.8, 0.4, 2.9, 0.6, 3.1]
     run = [{"step": t, "lr": 0.1, "w1": loss, "w2": loss} for t, loss in enumerate(rough)]
-    found = fit_run(run, decay=0.9)
+    found = fit_run(run, decay=DECAY)
     assert found.error > 0.1
     assert "far from a quadratic" in found.caveats[-1]
 
@@ -137,3 +137,16 @@ def test_refused_runs() -> None:
     for change in ({"lr": 1e-300}, {"lr": 1e300}, {"w1": 1e-300}, {"w1": 1e300}):
         with pytest.raises(OverflowError, match="use moderate units"):
             fit_run([line | change for line in run])
+
+
+def test_a_run_whose_weights_are_noisier_than_its_average_is_told_to_be_so() -> None:
+    run = reports(Quadratic.of([1.0, 0.1], noise=0.1), 0.1, [0, 5, 10, 20, 40, 80, 160, 320])
+    for line in run[-2:]:  # the last quarter
+        line["w2"] = line["w1"] / 1.3
+    noisy = fit_run(run, decay=DECAY)
+    assert noisy.gap == pytest.approx(1.3)
+    assert "the loss of the weights is 1.30 times that of the average" in noisy.caveats[-1]
+    quiet = fit_run([line | {"w2": line["w1"] / 1.05} for line in run], decay=DECAY)
+    assert quiet.gap == pytest.approx(1.05)
+    assert not any("times that of the average" in each for each in quiet.caveats)
+    assert fit_run(run).gap is None

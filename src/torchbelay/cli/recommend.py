@@ -17,6 +17,7 @@ from torchbelay.physics.run_fit import fit_run
 
 from .loading import LoadError, load_function
 from .parser import add_verb, number, steps
+from .run_options import read_options
 
 if TYPE_CHECKING:
     from torchbelay.physics.spectrum import Spectrum
@@ -28,15 +29,19 @@ examples:
   torchbelay recommend --steps 1e5 --beta1 0.9 --lr 3e-4          your EMA works best at 3e-4: what else to try
   torchbelay recommend --steps 2000 --curvatures 200 20 2 0.2     SGD on a loss with these curvatures
   torchbelay recommend --steps 2000 --curvatures 200 20 2 0.2 --noise 4 --batch 32 --start 2.3
-  torchbelay recommend --steps 1e5 --beta1 0.9 --from-run runs/a/stats.jsonl --decay 0.999
+  torchbelay recommend --steps 1e5 --from-run runs/a/stats.jsonl                     a run of torchbelay train
+  torchbelay recommend --steps 1e5 --from-run mine.jsonl --decay 0.999 --beta1 0.9   a run of your own
   torchbelay recommend --steps 10000 --batch 256 --probe train.py:probe     measures the curvatures of your own model
 
 A line of the file of --from-run is a JSON object with step, lr, the loss of the weights (w1, or loss) and the loss of
-the average (w2); torchbelay train writes such files. The function of --probe takes no arguments and returns (model,
+the average (w2); torchbelay train writes such files, and the decay and β1 of the run in options.json beside them. The
+function of --probe takes no arguments and returns (model,
 loss) for SGD, or (model, loss, optimizer) for an Adam that has stepped; loss() is the loss on a large fixed batch. The
 advice is exact for a quadratic with noisy gradients. In the output of --json, lr_unit is null if learning rates are
 those of the optimizer, or what they are multiples of.
 """
+
+_NO_BETA1 = "β1 is taken as 0, because there is no options.json beside the run; for Adam give --beta1, most often 0.9."
 
 
 def add(commands: "Commands") -> None:
@@ -52,7 +57,10 @@ def add(commands: "Commands") -> None:
     option = parser.add_argument
     option("--steps", type=steps, metavar="T", required=True, help="length of the run")
     option(
-        "--beta1", type=number, metavar="B", help="the optimizer's momentum, Adam's β1 (default: that of --probe, or 0)"
+        "--beta1",
+        type=number,
+        metavar="B",
+        help="the optimizer's momentum, Adam's β1 (default: that of --probe or of the run's options.json, or 0)",
     )
     option("--lr", type=number, help="the learning rate that is best for an EMA, if you know it: scales all rates")
     option("--json", action="store_true", help="one JSON object with every digit; infinity is the text inf")
@@ -70,30 +78,37 @@ def add(commands: "Commands") -> None:
     option("--start", type=number, metavar="L", help="loss above its minimum at the beginning (default: 1)")
     option = parser.add_argument_group("or a run to learn it from").add_argument
     option("--from-run", type=Path, metavar="FILE", help="reports of a run, one JSON object per line")
-    option("--decay", type=number, metavar="D", help="the decay of that run's EMA, to tell noise from the minimum")
+    option(
+        "--decay",
+        type=number,
+        metavar="D",
+        help="the decay of that run's EMA, to tell noise from the minimum (default: that of the run's options.json)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the advice in words, or one JSON object."""
     try:
         measured = _probe(args)
-        advice = _advice(args, measured)
+        read, caveats = _fill(args)
+        advice = _advice(args, measured, caveats)
         words = advice.explain()
     except (LoadError, ValueError, TypeError) as error:
         args.parser.error(str(error))
     except ArithmeticError:
         args.parser.error("these numbers are too large or too small to compute with; use moderate ones")
     if args.json:
-        print(json.dumps(_facts(advice, measured), indent=2, allow_nan=False))
+        print(json.dumps(_facts(advice, measured, read), indent=2, allow_nan=False))
         return 0
-    if measured is not None:
-        words = f"{measured.explain()}\n\n{words}"
+    first = read if measured is None else measured.explain()
+    if first:
+        words = f"{first}\n\n{words}"
     width = max(40, shutil.get_terminal_size().columns)
     print("\n\n".join(textwrap.fill(part, width, break_on_hyphens=False) for part in words.split("\n\n")))
     return 0
 
 
-def _advice(args: argparse.Namespace, measured: "Spectrum | None") -> Advice:
+def _advice(args: argparse.Namespace, measured: "Spectrum | None", caveats: list[str]) -> Advice:
     """Return the advice for the loss, or the run, that the arguments describe."""
     if args.from_run is None:
         if args.decay is not None:
@@ -104,7 +119,27 @@ def _advice(args: argparse.Namespace, measured: "Spectrum | None") -> Advice:
     if extra:
         raise ValueError(f"--from-run finds these by itself; leave out --{', --'.join(extra)}")
     found = fit_run(_read(args.from_run), decay=args.decay, beta1=args.beta1 or 0.0)
-    return recommend(args.steps, curvatures=found.problem, beta1=args.beta1, near=found.lr, caveats=found.caveats)
+    return recommend(args.steps, curvatures=found, beta1=args.beta1, caveats=caveats)
+
+
+def _fill(args: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """Set the decay and β1 of a run that were not given; return what was read, and what is doubtful about them."""
+    if args.from_run is None:
+        return None, []
+    options = read_options(args.from_run)
+    if options is None:
+        return None, [] if args.beta1 is not None else [_NO_BETA1]
+    read = []
+    if args.decay is None:
+        args.decay = options.decay
+        read.append(f"decay = {args.decay:.6g}")
+    if args.beta1 is None:
+        args.beta1 = options.beta1
+        read.append(f"β1 = {args.beta1:g}")
+    text = f"From {options.path}: {', '.join(read)}." if read else None
+    if options.pulls is None:
+        return text, []
+    return text, [f"The run had {options.pulls}, which pulls the weights; the fit takes it for an EMA."]
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -176,7 +211,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _facts(advice: Advice, measured: "Spectrum | None") -> dict[str, Any]:
+def _facts(advice: Advice, measured: "Spectrum | None", read: str | None) -> dict[str, Any]:
     """Return the advice under the names that --json prints."""
     others = {name: _setting(each) for name, each in advice.alternatives.items()}
     return {
@@ -187,6 +222,7 @@ def _facts(advice: Advice, measured: "Spectrum | None") -> dict[str, Any]:
         "theta_floor": advice.floor,
         "alternatives": others,
         **({} if measured is None else {"probe": asdict(measured)}),
+        **({} if read is None else {"read": read}),
         "warnings": list(advice.warnings),
         "explanation": advice.explain(),
     }

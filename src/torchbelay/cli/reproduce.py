@@ -35,8 +35,8 @@ def add(commands: "Commands") -> None:
         examples=_EXAMPLES,
     )
     parts = (
-        "fig1, fig2, fig3, robustness, momentum, invariance, theory, overhead, ring, posthoc, mnist, figure4, "
-        "readings, sign, cifar10, warmup, penalty, gpt or all (default)"
+        "fig1, fig2, fig3, robustness, momentum, invariance, theory, overhead, ring, advice, posthoc, mnist, "
+        "figure4, readings, sign, cifar10, warmup, penalty, gpt or all (default)"
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=parts)
     parser.add_argument("--out", default="report", metavar="DIR", help="the folder of the report (default: report)")

@@ -17,6 +17,7 @@ from .inner_momentum import stable_range, theta_floor
 from .methods.centred import centred
 from .methods.schedule_free import schedule_free
 from .quadratics import Quadratic, Split, typical
+from .run_fit import RunFit
 from .spectrum import Spectrum
 
 LONGEST = 10**9  # steps: the search takes averaging rates down to 1/LONGEST
@@ -66,6 +67,7 @@ class Advice:
     warnings: tuple[str, ...] = field(default=())
     lr_unit: str | None = None  # what learning rates are multiples of; None if they are rates for the optimizer
     measured: bool = False  # the curvatures are those of a network, by `measure_curvatures`
+    near: float | None = None  # the learning rate of the run that the advice is from
 
     @property
     def floor(self) -> float:
@@ -97,7 +99,7 @@ class Advice:
 def recommend(
     steps: int,
     *,
-    curvatures: Sequence[float] | Spectrum | Quadratic | None = None,
+    curvatures: Sequence[float] | Spectrum | Quadratic | RunFit | None = None,
     beta1: float | None = None,
     noise: float = 1.0,
     batch: float = 128.0,
@@ -110,8 +112,9 @@ def recommend(
 
     Args:
         steps: the length of the run.
-        curvatures: the eigenvalues of the loss's Hessian, what `measure_curvatures` has found, or a `Quadratic`. Left
-            out, a typical spectrum stands for them, and learning rates are in units of 1/(largest curvature).
+        curvatures: the eigenvalues of the loss's Hessian, what `measure_curvatures` or `fit_run` has found, or a
+            `Quadratic`. Left out, a typical spectrum stands for them, and learning rates are in units of 1/(largest
+            curvature).
         beta1: the optimizer's momentum, Adam's β1. Left out, it is that of the Adam that curvatures were measured for,
             else 0.
         noise: the variance of one example's gradient over the curvature; 1 for a log-likelihood near its minimum.
@@ -119,6 +122,7 @@ def recommend(
         start: the loss above its minimum at the beginning.
         lr: the learning rate that is best for an EMA, if you know it; rates of the advice are then relative to it.
         near: the learning rate of the run that the curvatures are known from; the advice stays within a factor of 2.
+            Left out, it is that of the run which was fitted.
         caveats: warnings to add, of what made the curvatures.
 
     >>> advice = recommend(2000, beta1=0.9, lr=3e-4)
@@ -133,6 +137,8 @@ def recommend(
     if beta1 is None:
         beta1 = curvatures.beta1 if isinstance(curvatures, Spectrum) else 0.0
     beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
+    if isinstance(curvatures, RunFit) and near is None:
+        near = curvatures.lr
     problem = _problem(curvatures, start=start, noise=noise, batch=batch)
     small = problem.merged(MOST)
     known = 0.0 if near is None else arguments.number("near", near, low=0)
@@ -141,7 +147,7 @@ def recommend(
     candidates = [*found.values(), *([] if beta or known else [free])]  # schedule-free takes the place of the momentum
     best = _choose(small, ema, candidates, known, beta)
     measured, unknown = isinstance(curvatures, Spectrum), curvatures is None and lr is None
-    warnings = [*caveats, *(curvatures.caveats if isinstance(curvatures, Spectrum) else ())]
+    warnings = [*caveats, *(curvatures.caveats if isinstance(curvatures, Spectrum | RunFit) else ())]
     warnings += [*_warnings(small, best, count, unknown), *(_warnings_near(best, free, known) if known else ())]
     alternatives = {"EMA": ema, "schedule-free": free}
     if lr is not None:
@@ -149,13 +155,15 @@ def recommend(
         alternatives = {name: _scaled(each, scale) for name, each in alternatives.items()}
         best = _scaled(best, scale)
     unit = recommend_words.UNIT if unknown else None
-    return Advice(count, beta, best, alternatives, problem, tuple(warnings), lr_unit=unit, measured=measured)
+    return Advice(count, beta, best, alternatives, problem, tuple(warnings), unit, measured, known or None)
 
 
 def _problem(
-    curvatures: Sequence[float] | Spectrum | Quadratic | None, *, start: float, noise: float, batch: float
+    curvatures: Sequence[float] | Spectrum | Quadratic | RunFit | None, *, start: float, noise: float, batch: float
 ) -> Quadratic:
     """Return the quadratic that the arguments of `recommend` describe."""
+    if isinstance(curvatures, RunFit):
+        return curvatures.problem
     if isinstance(curvatures, Quadratic):
         return curvatures
     if start == 0:

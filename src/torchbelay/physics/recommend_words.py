@@ -138,4 +138,9 @@ def _worth(advice: "Advice") -> str:
             "On the few small networks that we tried, advice from measured curvatures was bad: up to several times the "
             "best loss with SGD, worse with Adam. "
         )
+    if advice.near is not None:
+        said += (
+            "On the small networks that we tried, advice from a run at a low learning rate lowered the loss. From a "
+            "run at its best learning rate or above, it mostly raised the loss, up to several times. "
+        )
     return f"{said}Try two and four times the averaging rate as well, and run an EMA beside it."

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from . import arguments
@@ -22,6 +22,7 @@ from .quadratics import Direction, Quadratic
 from .variance import step
 
 FAR = 0.1  # a relative error of the fit above this: the run is far from a quadratic
+NOISY = 1.1  # a gap above this: the learning rate of the run is not low
 MOST = 24  # reports that are looked at
 _HUGE = 1e100  # squares of numbers that are larger, or smaller than its inverse, may leave the range of floats
 _CURVATURES = tuple(10 ** (-i / 2) for i in range(9))  # over the largest
@@ -38,6 +39,7 @@ class RunFit:
     minimum: float  # the loss at the minimum
     error: float  # relative, root mean square over the reports
     caveats: tuple[str, ...]
+    gap: float | None = None  # the loss of the weights over that of the average, mean of the last quarter of reports
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,20 @@ def fit_run(lines: Sequence[Mapping[str, Any]], *, decay: float | None = None, b
             f"A quadratic explains the losses of the run to {error:.0%} only: the model is far from a quadratic, and "
             "the advice is a guess."
         )
-    return RunFit(problem, lr, minimum, error, tuple(caveats))
+    gap = _gap(reports)
+    if gap is not None and gap > NOISY:
+        caveats.append(
+            f"At the end of the run the loss of the weights is {gap:.2f} times that of the average: noise matters, so "
+            "the learning rate is not low. From such runs of networks the advice was mostly worse than the run."
+        )
+    return RunFit(problem, lr, minimum, error, tuple(caveats), gap)
+
+
+def _gap(reports: Sequence[_Report]) -> float | None:
+    """Return the loss of the weights over that of the average at the end of the run; None without an average."""
+    last = reports[-math.ceil(len(reports) / 4) :]
+    ratios = [report.w1 / report.w2 for report in last if report.w2 is not None]
+    return fmean(ratios) if ratios else None
 
 
 def _read(lines: Sequence[Mapping[str, Any]], decay: float | None) -> tuple[list[_Report], float, list[str]]:

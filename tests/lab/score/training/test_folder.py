@@ -97,6 +97,13 @@ def test_a_preset_that_has_changed_is_refused(folder: Folder) -> None:
         folder.refuse_changed_plan(OPTIONS["resolved"] | {"new": 1})
 
 
+def test_a_run_that_did_not_write_beta1_had_09(folder: Folder) -> None:
+    folder.begin(OPTIONS)
+    folder.refuse_changed_plan(OPTIONS["resolved"] | {"beta1": 0.9})
+    with pytest.raises(LabError, match=r"has changed: beta1 was 0\.9, and is 0\.5 now"):
+        folder.refuse_changed_plan(OPTIONS["resolved"] | {"beta1": 0.5})
+
+
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"format": 1}', "\x00"])
 def test_damaged_options_are_refused(folder: Folder, damage: str) -> None:
     folder.begin(OPTIONS)

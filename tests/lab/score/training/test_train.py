@@ -137,6 +137,7 @@ def test_everything_is_written_down(tmp_path: Path) -> None:
     resolved = options["resolved"]
     assert (resolved["steps"], resolved["images"], resolved["every"], resolved["batch"]) == (16, 128, 10, 8)
     assert (resolved["method"], resolved["inner_lr"]) == (repr(EDM_PRESET.spring), 2e-3)
+    assert resolved["beta1"] == 0.9
     assert resolved["model"] == "edm"
     assert options["versions"]["torch"] == torch.__version__
     assert [line["step"] for line in outcome.stats] == [10, 16]

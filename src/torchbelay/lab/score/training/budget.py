@@ -115,6 +115,7 @@ class Plan:
             "dataset": preset.dataset,
             **preset.objective.describe(),
             **lane.options(),
+            "beta1": lane.beta1,
             "steps": self.steps,
             "batch": self.batch,
             "images": self.images,

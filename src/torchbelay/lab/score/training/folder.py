@@ -21,6 +21,7 @@ except ImportError:  # Windows has no file locks of this kind
 
 FORMAT = 1
 OPTION_NAMES = ("preset", "budget", "lr", "seed", "every", "compile", "device", "processes")  # fixed for the whole run
+UNWRITTEN = {"beta1": 0.9}  # of every run whose options do not have it
 
 
 class Folder:
@@ -110,7 +111,7 @@ class Folder:
         before = self.read_options()
         if before is None:
             return
-        was, now = before["resolved"], json.loads(json.dumps(resolved))  # as JSON returns it
+        was, now = UNWRITTEN | before["resolved"], UNWRITTEN | json.loads(json.dumps(resolved))  # as JSON returns it
         for name in sorted({*was, *now}):
             if was.get(name) != now.get(name):
                 changed = f"{name} was {was.get(name)}, and is {now.get(name)} now"
