@@ -17,7 +17,8 @@ from helpers.root import ROOT
 from torchbelay.lab.arms import EQUAL, PAPER_SPRING
 from torchbelay.lab.claims import judge
 from torchbelay.lab.claims.errata import ERRATA
-from torchbelay.lab.claims.planar import WORKS, highest_rate
+from torchbelay.lab.claims.planar import WORKS
+from torchbelay.lab.claims.rates import highest_rate
 from torchbelay.lab.claims.study import judge_study, study_plate
 from torchbelay.lab.claims.verdict import Answer, Verdict
 from torchbelay.lab.gpt import effects as gpt_effects

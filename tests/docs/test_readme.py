@@ -94,7 +94,12 @@ def test_what_else_runs_in_transformers(tmp_path) -> None:
         warnings.simplefilter("ignore")
         exec(compile(TRAINERS[1], "README.md", "exec"), {"tb": tb, "trainer": trainer})
     moved = [(p.detach() - first[name]).abs().max() for name, p in trainer.model.named_parameters()]
-    assert 0 < max(moved) < 1e-6  # the model is the average now: 3 steps at 5e-5, each kept by a thousandth
+    average = weights = 0.0  # Adam's first steps are about as long as the learning rate, which falls from 5e-5 to 0
+    for step, decay in enumerate((2 / 11, 3 / 12, 4 / 13)):
+        weights += 5e-5 * (3 - step) / 3
+        average = decay * average + (1 - decay) * weights
+    assert float(max(moved)) == pytest.approx(average, rel=0.01)  # the model is the average now
+    assert average < 0.95 * weights
 
 
 def test_what_else_runs_in_accelerate() -> None:
@@ -198,9 +203,11 @@ def test_the_table_of_belay_and_ema_says_what_was_measured() -> None:
 
 
 def test_the_table_of_belay_and_ema_is_below_that_of_methods_with_losses_before_fids_and_the_ways_in_order() -> None:
-    section = README.partition("## Which method?")[2].partition("\n## ")[0]
+    sections = README.partition("## Which method?")[2].split("\n## ")[:2]
+    assert sections[1].startswith("BELAY beside EMA\n")
     methods, ratios = (
         [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
+        for section in sections
         for found in re.findall(r"(?:^\|.*\n)+", section, re.M)
     )
     assert methods[0][0] == "you want"
@@ -233,7 +240,10 @@ def test_that_the_average_steadies_the_weights_is_said_of_the_paper_alone() -> N
     (robust,) = [claim for claim in CLAIMS if claim.id == "C11"]
     finding = judge_claim(robust, {name: kept_records.lines(name) for name in robust.needs}).finding
     assert str(finding.answer) == "does not hold"
-    assert "| The paper says that the average steadies the weights. We did not find this. |" in README
+    said = (
+        "The paper says that the average steadies the weights. We found no more of it than a lower learning rate gives."
+    )
+    assert f"| {said} |" in README
 
 
 def test_it_counts_the_claims() -> None:

@@ -59,10 +59,10 @@ def ema_beside_weights() -> str:
         results = StudyResults(kept_records.lines(part), study)
         found.append(compare(*(results.valid_losses(EQUAL, lr, weights) for weights in ("w2", "w1"))))
         ((rate, steps),) = {(run["rate"], run["steps"]) for run in results.runs_at(EQUAL, lr).values()}
-        doubt = "" if found[-1].below else ", not shown to be lower"
+        doubt = "" if found[-1].below else ", undecided"
         said.append(f"{name} (decay {1 - float(f'{rate:.3g}'):g}, {steps:,} steps) {found[-1].size}{doubt}")
     (seeds,) = {each.seeds for each in found}
-    return f"Test loss ÷ the weights', {seeds} seeds: {'; '.join(said)}."
+    return f"Test loss of the average ÷ of the weights, {seeds} seeds: {'; '.join(said)}."
 
 
 def several_averages() -> str:
@@ -109,8 +109,8 @@ def repelling() -> str:
     """Return how many runs a spring that repels and EMA lose at two high learning rates, cold and warmed up."""
     (first, seeds, cold, warm), (second, few, later, late) = (_lost_by_sign(lr) for lr in (0.012, 0.036))
     return (
-        f"MNIST, seeds lost (EMA's): {cold[0]} of {seeds} ({cold[1]}) cold and {warm[0]} ({warm[1]}) warmed up at "
-        f"{first:g}; {later[0]} of {few} ({later[1]}) and {late[0]} ({late[1]}) at {second:g}."
+        f"MNIST, failed runs against EMA's: at {first:g}, {cold[0]} and {cold[1]} of {seeds} (warmed up: {warm[0]}, "
+        f"{warm[1]}); at {second:g}, {later[0]} and {later[1]} of {few} ({late[0]}, {late[1]})."
     )
 
 
@@ -272,10 +272,11 @@ def belay_in_three_ways() -> str:
     assert lengths["table1"] == lengths["figure4"]
     return (
         "BELAY ÷ EMA in [three ways](docs/paper.md#belay-against-ema-in-three-ways), with 95% intervals; below 1, "
-        "BELAY is better.\nAn EMA of equal memory has BELAY's averaging rate; Table 1's has decay "
-        f"{_decay_of_the_papers_ema():g}. At equal effective rate the EMA is the matched one.\nMNIST means runs of "
-        f"{lengths['table1']}, CIFAR-10 runs of {lengths['cifar10']}, at a FID of about {float(f'{about:.1g}'):g}.\n"
-        f"{_lost_seed(chosen)}\n{_on_the_ring()}\n\n{table(('', 'EMA', 'seeds', *WAYS), rows)}"
+        f"BELAY is better.\n\n{table(('', 'EMA', 'seeds', *WAYS), rows)}\n\n"
+        "- An EMA of equal memory has BELAY's averaging rate; that of decay "
+        f"{_decay_of_the_papers_ema():g} is Table 1's. At equal effective rate the\n  EMA is the matched one.\n"
+        f"- MNIST means runs of {lengths['table1']}, CIFAR-10 runs of {lengths['cifar10']}, at a FID of about "
+        f"{float(f'{about:.1g}'):g}.\n{_lost_seed(chosen)}\n{_on_the_ring()}"
     )
 
 
@@ -319,10 +320,10 @@ def _on_the_ring() -> str:
     every = [one for each in (*image_effects(), *found, _gpt_effect()) for way in each.ways for one in way]
     assert [one for one in every if one.reading == "lower"] == [better]
     return (
-        f"The ring has {len(found[0].nominal)} rates. At {about['high_lr']:g}, BELAY, EMA and the matched EMA lose "
-        f"{lost} seeds there, and the matched EMA\nhas the lower loss: what BELAY gains over EMA is due to its lower "
-        f"rate. In one more comparison BELAY is shown to be\nbetter: on the ring with {spring}, {better.size} times "
-        f"the loss of its matched EMA at {lr:g}."
+        f"- The ring has {len(found[0].nominal)} rates. At {about['high_lr']:g}, BELAY, EMA and the matched EMA lose "
+        f"{lost} seeds, and the matched EMA has\n  the lower loss: what BELAY gains over EMA there is due to its lower "
+        f"rate. BELAY is shown to be better once: on the ring\n  with {spring}, {better.size} times the loss of "
+        f"its matched EMA at {lr:g}."
     )
 
 
@@ -340,6 +341,6 @@ def _lost_seed(chosen: list[Effect]) -> str:
     wide, safe = ((each.high / each.low) for each in (effect.best.ratio, effect.safest.ratio))
     assert wide > safe
     return (
-        f"A lost seed widens the interval of {format_ratio(effect.best.ratio.mean)}: at rates that lose none it is "
-        f"{effect.safest.size}\n([how rates are chosen](docs/paper.md#belay-against-ema-in-three-ways))."
+        f"- A lost seed widens the interval of {format_ratio(effect.best.ratio.mean)}: at rates that lose none it is "
+        f"{effect.safest.size}\n  ([how rates are chosen](docs/paper.md#belay-against-ema-in-three-ways))."
     )
