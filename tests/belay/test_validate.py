@@ -52,6 +52,36 @@ def partitioned(model: nn.Module) -> nn.Module:
 CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "no module": (lambda m, o: tb.Belay(3, o, EMA), TypeError, "model=int is not a torch.nn.Module"),
     "no optimizer": (lambda m, o: tb.Belay(m, "adam", EMA), TypeError, "optimizer=str .* before_step"),
+    "a class for an optimizer": (
+        lambda m, o: tb.Belay(m, torch.optim.SGD, EMA),
+        TypeError,
+        r"optimizer=SGD was not called; give the optimizer that it makes, as SGD\(model\.parameters\(\), \.\.\.\)",
+    ),
+    "a class among optimizers": (
+        lambda m, o: tb.Belay(m, [o, torch.optim.SGD], EMA),
+        TypeError,
+        r"optimizer\[1\]=SGD was not called",
+    ),
+    "a module for an optimizer": (
+        lambda m, o: tb.Belay(m, m, EMA),
+        TypeError,
+        "optimizer=Sequential is a module, and the optimizer belongs there",
+    ),
+    "a state dict for a model": (
+        lambda m, o: tb.Belay(m.state_dict(), o, EMA),
+        TypeError,
+        "model=OrderedDict is a state dict, .*; pass the model itself",
+    ),
+    "a model without parameters": (
+        lambda m, o: tb.Belay(nn.ReLU(), o, EMA),
+        ValueError,
+        "the model, ReLU, has no parameters; pass the one that the optimizer trains",
+    ),
+    "a model without parameters, by hand": (
+        lambda m, o: tb.Belay(nn.ReLU(), None, EMA),
+        ValueError,
+        "nothing to average for 'average': the model, ReLU, has no parameters; pass the module that is trained",
+    ),
     "a number for a method": (
         lambda m, o: tb.Belay(m, o, 0.999),
         TypeError,

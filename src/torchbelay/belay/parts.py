@@ -153,7 +153,8 @@ class Parts:
         for name in self.averages:
             if not any(each[name] for each in found):
                 held = [names[id(p)] for p in self.parameters() if id(p) in names]
-                raise ValueError(f"nothing to average for {name!r}: {why_nothing(held, self.first.optimizer)}")
+                why = why_nothing(held, self.first.optimizer, self.model)
+                raise ValueError(f"nothing to average for {name!r}: {why}")
         company.refuse_among(self.member, self.model.parameters(), "Belay(...)")
         main = [wanted for each in found for wanted in each[MAIN]]
         if not replace:

@@ -14,6 +14,7 @@ from torchbelay.physics.method import Method, Remembers, settled, uncalled
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import warn
 
+from . import modules
 from .average import Wanted
 from .cohort import inertias, varies
 from .models import as_model, each_of
@@ -39,8 +40,10 @@ def check_model(model: object) -> nn.Module:
     return module
 
 
-def why_nothing(held: list[str], optimizer: Optimizer | None) -> str:
+def why_nothing(held: list[str], optimizer: Optimizer | None, model: nn.Module) -> str:
     """Return why an average has no parameter, if these are the names of those that the optimizer holds."""
+    if not modules.named_parameters(model):
+        return f"the model, {type(model).__name__}, has no parameters; pass the module that is trained"
     if held:
         first = ", ".join(map(repr, held[:4]))
         return f"no floating-point parameter has a method; the first names of parameters are {first}"
@@ -58,6 +61,7 @@ def check_optimizers(optimizer: object) -> Sequence[Optimizer | None]:
             f"optimizer={type(optimizer).__name__} is neither an optimizer nor a sequence of optimizers; give "
             "list(optimizers.values())"
         )
+    _refuse_mistaken("optimizer", optimizer)
     if isinstance(unwrapped(optimizer), Optimizer) or not isinstance(optimizer, Iterable) or isinstance(optimizer, str):
         return [_checked_optimizer("optimizer", optimizer)]
     found = [_checked_optimizer(f"optimizer[{i}]", each) for i, each in enumerate(optimizer)]
@@ -69,7 +73,22 @@ def check_optimizers(optimizer: object) -> Sequence[Optimizer | None]:
     return found
 
 
+def _refuse_mistaken(what: str, optimizer: object) -> None:
+    """Refuse a class that was not called, and a module in the place of an optimizer."""
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise TypeError(
+            f"{what}={name} was not called; give the optimizer that it makes, as {name}(model.parameters(), ...)"
+        )
+    if isinstance(optimizer, nn.Module) and not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{what}={type(optimizer).__name__} is a module, and the optimizer belongs there: "
+            "Belay(model, optimizer, method); give None to step by hand"
+        )
+
+
 def _checked_optimizer(what: str, optimizer: object) -> Optimizer:
+    _refuse_mistaken(what, optimizer)
     inner = unwrapped(optimizer)
     inside = "" if inner is optimizer else f" inside {type(optimizer).__name__}"
     if not isinstance(inner, Optimizer):
