@@ -12,12 +12,12 @@ from typing import get_args
 from torch import Tensor
 
 from torchbelay._version import __version__
+from torchbelay.belay.files import check_safetensors_name
 from torchbelay.physics import arguments
 
 from .assembly import Assembly
 from .folder import Folder, Snapshot
 from .least_squares import Norm
-from .opening import TORCH_ENDINGS
 from .solution import Solution, Solver
 from .stream import Progress
 from .targets import Target, check, label
@@ -111,11 +111,7 @@ class Synthesis:
         """Refuse a path at which `save` would overwrite a snapshot, or whose name says another kind of file."""
         if self.folder.owns(path):
             raise ValueError(f"path={os.fspath(path)!r} has the name of a snapshot among the others; give another name")
-        if os.fspath(path).endswith(TORCH_ENDINGS):
-            raise ValueError(
-                f"path={os.fspath(path)!r} has the name of a file of torch.save, and this is a safetensors file; "
-                "give a name that ends in .safetensors"
-            )
+        check_safetensors_name(path)
 
     def __str__(self) -> str:
         count = len(self.solutions[0].snapshots)
