@@ -132,8 +132,10 @@ def _setting(args: argparse.Namespace) -> Spring | Limit | centred:
     if ema:
         if given:
             raise ValueError(f"--decay or --half-life is a whole setting by itself; leave out --{', --'.join(given)}")
-        if args.half_life is None and args.decay in (0, 1):
-            return Limit(args.decay)
+        if args.half_life is None:
+            arguments.number("decay", args.decay, low=0, high=1, open_low=False, open_high=False)
+            if args.decay in (0, 1):
+                return Limit(args.decay)
         return Spring.ema(args.decay, half_life=args.half_life)
     if missing := [name for name in _NEEDED if name not in given]:
         raise ValueError(

@@ -5,16 +5,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .comparison import abridge
-from .paragraph import ordinal
+from .paragraph import kinds, ordinal
 
 if TYPE_CHECKING:
     from .identification import Identification
     from .impulses import Measurement
 
+_CURES = {
+    "Buffers": "copy buffers, or leave them out",
+    "Whole numbers": "copy tensors that are not floating-point instead of averaging them",
+    "Frozen weights": "copy weights that need no gradients, or leave them out",
+    "Tied weights": "average a tensor that has two names once",
+}
+
 
 def with_problems(found: "Identification", measured: "Measurement", every: int) -> "Identification":
     """Return the findings with their problems; `every` is after how many calls the average is meant to move."""
-    sentences = [*_habits(measured), *_begin(found)]
+    sentences = [*_habits(measured), *_failures(found), *_begin(found)]
     if found.reason is not None:
         sentences.append(f"It is {found.reason}.")
     else:
@@ -42,6 +49,13 @@ def _habits(measured: "Measurement") -> Iterator[str]:
     averaged = measured.rest.names
     if missing := [n for n, _ in measured.rest.run.model.named_parameters() if n not in averaged]:
         yield f"{abridge(missing)} has no average."
+
+
+def _failures(found: "Identification") -> Iterator[str]:
+    """Tell the tensors that the code raises on, if a model has them."""
+    for what, kind in kinds(found):
+        if kind.error:
+            yield f"{what}: {kind.error}; {_CURES[what]}."
 
 
 def _begin(found: "Identification") -> Iterator[str]:
