@@ -89,8 +89,13 @@ class Synthesis:
             yield from assembly.tensors()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the average as the state dict of the plain model; the snapshots are read tensor by tensor."""
-        return dict(self.tensors())
+        """Return the average as the state dict of the plain model; the snapshots are read tensor by tensor.
+
+        Keys have the order of the model's, if the snapshots are not of a version that did not record it.
+        """
+        found = dict(self.tensors())
+        known = [name for name in self.solutions[0].snapshots[-1].order if name in found]
+        return {name: found[name] for name in dict.fromkeys([*known, *found])}
 
     def save(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
         """Write the average as a safetensors file, piece by piece, whole or not at all.
