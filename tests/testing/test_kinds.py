@@ -85,7 +85,7 @@ def test_code_that_raises_on_whole_numbers_is_told_and_nothing_else_suffers() ->
     assert str(told.buffers) == "averaged"
     (problem,) = told.problems
     assert problem.startswith("Whole numbers: update() number 1 raised NotImplementedError")
-    assert problem.endswith("; copy tensors that are not floating-point instead of averaging them.")
+    assert problem.endswith("; copy them instead of averaging them.")
     assert str(told).count("Whole numbers") == 1
     assert "Nothing looks wrong" not in str(told)
 
@@ -163,8 +163,8 @@ def test_code_that_refuses_tied_weights_is_told() -> None:
     assert told.tied.error == "factory(model) raised ValueError: tied weights are not supported"
     (problem,) = told.problems
     assert problem == (
-        "Tied weights: factory(model) raised ValueError: tied weights are not supported; average a tensor that has two "
-        "names once."
+        "Tied weights: factory(model) raised ValueError: tied weights are not supported; models that have them cannot "
+        "be averaged by it."
     )
     assert str(told).count(problem) == 1
 

@@ -11,13 +11,6 @@ if TYPE_CHECKING:
     from .identification import Identification
     from .impulses import Measurement
 
-_CURES = {
-    "Buffers": "copy buffers, or leave them out",
-    "Whole numbers": "copy tensors that are not floating-point instead of averaging them",
-    "Frozen weights": "copy weights that need no gradients, or leave them out",
-    "Tied weights": "average a tensor that has two names once",
-}
-
 
 def with_problems(found: "Identification", measured: "Measurement", every: int) -> "Identification":
     """Return the findings with their problems; `every` is after how many calls the average is meant to move."""
@@ -55,7 +48,9 @@ def _failures(found: "Identification") -> Iterator[str]:
     """Tell the tensors that the code raises on, if a model has them."""
     for what, kind in kinds(found):
         if kind.error:
-            yield f"{what}: {kind.error}; {_CURES[what]}."
+            number = what == "Whole numbers" and kind.error.startswith("update()")
+            cure = "copy them instead of averaging them" if number else "models that have them cannot be averaged by it"
+            yield f"{what}: {kind.error}; {cure}."
 
 
 def _begin(found: "Identification") -> Iterator[str]:
