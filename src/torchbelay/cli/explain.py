@@ -82,7 +82,13 @@ def add(commands: "Commands") -> None:
     option(
         "--curvature", type=number, metavar="H", help="largest curvature of the loss, for SGD's stable learning rate"
     )
-    option("--beta1", type=number, metavar="B", help="the optimizer's momentum (Adam's β1): what it changes, in words")
+    option(
+        "--beta1",
+        type=number,
+        metavar="B",
+        help="the optimizer's momentum, Adam's β1 or that of SGD with dampening = momentum: what it changes, in words; "
+        "torch's SGD has no dampening by default, and limits 1 − β1 times as large",
+    )
     option("--json", action="store_true", help="one JSON object with every digit; infinity is the text inf")
 
 
@@ -253,6 +259,8 @@ def _rows(f: dict[str, Any], *, ema: bool) -> list[tuple[str, str]]:
         if "max_stable_lr_with_beta1" in f:
             verdict = _verdict(f, "lr_is_stable_with_beta1")
             rows.append((f"  at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr_with_beta1']:.4g}{verdict}"))
+        if f["beta1"]:
+            rows.append((f"  SGD(momentum={f['beta1']:g})", f"{1 - f['beta1']:.4g} of that: torch's has no dampening"))
         if "theta_floor" in f:
             rows.append(("floor of θ", f"{f['theta_floor']:.4g}"))
     if "steps" in f:
