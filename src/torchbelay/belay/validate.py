@@ -14,7 +14,6 @@ from torchbelay.physics.method import Method, Remembers, settled, uncalled
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import warn
 
-from . import modules
 from .average import Wanted, average_dtype
 from .cohort import inertias, varies
 from .models import as_model, each_of
@@ -43,7 +42,7 @@ def check_model(model: object) -> nn.Module:
 
 def why_nothing(held: list[str], optimizer: Optimizer | None, model: nn.Module) -> str:
     """Return why an average has no parameter, if these are the names of those that the optimizer holds."""
-    if not modules.named_parameters(model):
+    if next(model.parameters(), None) is None:
         return f"the model, {type(model).__name__}, has no parameters; pass the module that is trained"
     if held:
         first = ", ".join(map(repr, held[:4]))
@@ -81,7 +80,7 @@ def _refuse_mistaken(what: str, optimizer: object) -> None:
         raise TypeError(
             f"{what}={name} was not called; give the optimizer that it makes, as {name}(model.parameters(), ...)"
         )
-    if isinstance(optimizer, nn.Module) and not isinstance(optimizer, Optimizer):
+    if isinstance(optimizer, nn.Module):
         raise TypeError(
             f"{what}={type(optimizer).__name__} is a module, and the optimizer belongs there: "
             "Belay(model, optimizer, method); give None to step by hand"
