@@ -148,7 +148,8 @@ def test_a_bfloat16_average_that_was_asked_for_stands_still() -> None:
     model = nn.Linear(2, 1, bias=False).bfloat16()
     nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    belay = tb.Belay(model, optimizer, tb.Spring.ema(decay=0.9999), dtype=torch.bfloat16)
+    with pytest.warns(tb.BelayWarning, match="will hardly move. Leave dtype=torch.bfloat16 out, or give bits=24"):
+        belay = tb.Belay(model, optimizer, tb.Spring.ema(decay=0.9999), dtype=torch.bfloat16)
     for step in range(100):
         model.weight.grad = torch.full_like(model.weight, 0.0 if step else -1.0)
         optimizer.step()

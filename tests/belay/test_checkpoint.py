@@ -190,8 +190,14 @@ BAD_STATES = {
     "a list": (lambda state: [], "not the state of a Belay"),
     "other format": (damaged(format=99), "not the state of a Belay"),
     "no averages": (damaged(averages=...), "damaged"),
-    "an average missing": (damaged(averages__short=...), "averages .* missing: 'short'"),
-    "an average too many": (damaged(averages__other={}), "unexpected: 'other'"),
+    "an average missing": (
+        damaged(averages__short=...),
+        "this Belay has the spectator 'short', and the checkpoint has not",
+    ),
+    "an average too many": (
+        damaged(averages__other={}),
+        "the checkpoint has the spectator 'other', and this Belay has not",
+    ),
     "half an average": (damaged(averages__short__weights={}), "damaged"),
     "a weight missing": (damaged(averages__average__weights={"0.weight": torch.ones(5, 3)}), "missing: '0.bias', '2.b"),
     "an age missing": (damaged(averages__average__ages={}), "ages .* missing"),

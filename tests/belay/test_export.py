@@ -129,7 +129,7 @@ def test_file_and_folder_are_on_the_disk_before_anybody_is_told(
     assert same(load_file(tmp_path / "average"), dict(sorted(belay.average_state_dict().items())))
 
 
-REFUSED: dict[str, tuple[Callable[[Path], Any], type[OSError], str]] = {
+REFUSED: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a folder": (lambda folder: folder, IsADirectoryError, "is a folder; give the name of a file in it"),
     "a folder that is not there": (lambda folder: f"{folder}/new/", IsADirectoryError, "is a folder; give the name"),
     "a link to a folder": (lambda folder: linked(folder / "link", folder), IsADirectoryError, "is a folder"),
@@ -147,6 +147,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[OSError], str]] = {
     ),
     "a pipe": (lambda folder: os.mkfifo(folder / "pipe") or folder / "pipe", OSError, "is not a file but a device, a"),
     "no name": (lambda folder: "", IsADirectoryError, "path='' is a folder"),
+    **{
+        f"a name in {ending}": (
+            lambda folder, ending=ending: folder / f"average{ending}",
+            ValueError,
+            r"path='.*average\.\w+' has the name of a file of torch\.save.* give a name that ends in \.safetensors",
+        )
+        for ending in (".pt", ".pth", ".bin", ".ckpt", ".PT")
+    },
 }
 
 
@@ -157,7 +165,7 @@ def linked(link: Path, to: Path) -> Path:
 
 @pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_path_where_no_file_can_be_is_refused_before_anything_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Any], error: type[OSError], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Any], error: type[Exception], message: str
 ) -> None:
     _, _, belay = trained()
     (tmp_path / "old").write_text("old")

@@ -207,6 +207,8 @@ def test_a_file_has_the_average_in_float32_or_as_asked(tmp_path: Path) -> None:
         assert torch.equal(plain.get_parameter(name), tensor.double())
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         run.belay.save_average(tmp_path / "no" / "average")
+    with pytest.raises(ValueError, match=r"average\.pt' has the name of a file of torch\.save"):
+        run.belay.save_average(tmp_path / "average.pt")
     with pytest.raises(ValueError, match="dtype="):
         run.belay.save_average(tmp_path / "average", dtype=torch.int8)
 

@@ -325,8 +325,13 @@ def test_the_default_stays_strict_and_names_this_way_out() -> None:
     _, _, belay = attached(SLOW)
     with pytest.raises(ValueError, match=r"method of '0.weight' .* differs.*strict=False"):
         belay.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"averages in the checkpoint differ.*'new'.*strict=False"):
+    message = r"^this Belay has the spectator 'new', and the checkpoint has not; .*strict=False"
+    with pytest.raises(ValueError, match=message):
         attached(EMA, spectators={"new": EMA})[2].load_state_dict(state)
+    _, _, state = saved(EMA, spectators={"old": EMA})
+    message = r"^the checkpoint has the spectator 'old', and this Belay has not; .*strict=False"
+    with pytest.raises(ValueError, match=message):
+        attached(EMA)[2].load_state_dict(state)
 
 
 def test_it_is_refused_inside_the_block_and_works_under_inference_mode() -> None:

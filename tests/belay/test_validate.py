@@ -52,6 +52,36 @@ def partitioned(model: nn.Module) -> nn.Module:
 CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "no module": (lambda m, o: tb.Belay(3, o, EMA), TypeError, "model=int is not a torch.nn.Module"),
     "no optimizer": (lambda m, o: tb.Belay(m, "adam", EMA), TypeError, "optimizer=str .* before_step"),
+    "a class for an optimizer": (
+        lambda m, o: tb.Belay(m, torch.optim.SGD, EMA),
+        TypeError,
+        r"optimizer=SGD was not called; give the optimizer that it makes, as SGD\(model\.parameters\(\), \.\.\.\)",
+    ),
+    "a class among optimizers": (
+        lambda m, o: tb.Belay(m, [o, torch.optim.SGD], EMA),
+        TypeError,
+        r"optimizer\[1\]=SGD was not called",
+    ),
+    "a module for an optimizer": (
+        lambda m, o: tb.Belay(m, m, EMA),
+        TypeError,
+        "optimizer=Sequential is a module, and the optimizer belongs there",
+    ),
+    "a state dict for a model": (
+        lambda m, o: tb.Belay(m.state_dict(), o, EMA),
+        TypeError,
+        "model=OrderedDict is a state dict, .*; pass the model itself",
+    ),
+    "a model without parameters": (
+        lambda m, o: tb.Belay(nn.ReLU(), o, EMA),
+        ValueError,
+        "the model, ReLU, has no parameters; pass the one that the optimizer trains",
+    ),
+    "a model without parameters, by hand": (
+        lambda m, o: tb.Belay(nn.ReLU(), None, EMA),
+        ValueError,
+        "nothing to average for 'average': the model, ReLU, has no parameters; pass the module that is trained",
+    ),
     "a number for a method": (
         lambda m, o: tb.Belay(m, o, 0.999),
         TypeError,
@@ -385,3 +415,53 @@ def test_a_method_that_returns_no_coupling_at_a_later_step_is_named_and_nothing_
     assert same(values(model), weights)
     assert same(belay.average_state_dict(), average)
     assert belay.step == step
+
+
+@pytest.mark.parametrize(
+    ("dtype", "method"),
+    [
+        (torch.bfloat16, tb.methods.ema(0.9999)),
+        (torch.bfloat16, tb.methods.ema(0.999, warmup="ratio")),
+        (torch.bfloat16, tb.methods.swa()),
+        (torch.float16, tb.methods.ema(0.9999)),
+        (torch.float16, tb.Spring.ema(decay=0.9999)),
+    ],
+    ids=str,
+)
+def test_an_average_of_16_bits_that_would_hardly_move_is_warned_of(dtype: torch.dtype, method: tb.Method) -> None:
+    message = rf"the average of '0\.weight' has {dtype}, .*rounds away.* Leave dtype={dtype} out, or give bits=24"
+    with pytest.warns(tb.BelayWarning, match=message):
+        attached(method, dtype=dtype)
+    with pytest.warns(tb.BelayWarning, match=message):
+        attached(EMA, spectators={"long": method}, dtype=dtype)
+    _, _, belay = attached(EMA, dtype=dtype)
+    with pytest.warns(tb.BelayWarning, match=message):
+        belay.change(method)
+
+
+class Table:
+    """A method with numbers for ten steps only."""
+
+    varies = "step"
+
+    def coupling(self, step: int, lr: float) -> tb.Coupling:
+        b = ([1e-5] * 10)[step - 1]
+        return tb.Coupling(0.0, b, 1.0, b)
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ({"dtype": torch.bfloat16}, tb.methods.ema(0.99)),
+        ({"dtype": torch.float16}, tb.methods.ema(0.999)),
+        ({"dtype": torch.bfloat16, "every": 100}, tb.methods.ema(0.9999)),  # one step has the strength of 100
+        ({"dtype": torch.bfloat16}, tb.methods.ema(1.0)),  # it is to stand still
+        ({"dtype": torch.bfloat16}, tb.methods.hard_sync(every=1000)),
+        ({"dtype": torch.bfloat16}, Table()),
+        ({"bits": 24}, tb.methods.ema(0.9999)),
+        ({}, tb.methods.ema(0.9999)),
+    ],
+    ids=str,
+)
+def test_an_average_that_moves_is_not_warned_of(options: Any, method: tb.Method) -> None:
+    attached(method, **options)  # warnings are errors here

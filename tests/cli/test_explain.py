@@ -5,7 +5,9 @@ import re
 import warnings
 
 import pytest
+import torch
 
+import torchbelay as tb
 from torchbelay.physics import methods, theta_floor
 from torchbelay.physics.spring import Spring
 
@@ -308,7 +310,8 @@ WRONG = {
     "--decay 0.9 --m2 1 --follow before": "leave out --m2, --follow",
     "--half-life 9 --dt 1": "leave out --dt",
     "--decay 0.9 --half-life 9": "give exactly one of decay, half_life; got decay=0.9, half_life=9.0",
-    "--decay 1.5": "decay=1.5 is out of range; it needs decay > 0 and decay < 1",
+    "--decay 99.9": "decay=99.9 is out of range; it needs decay ≥ 0 and decay ≤ 1",
+    "--decay 1.5": "decay=1.5 is out of range; it needs decay ≥ 0 and decay ≤ 1",
     "--decay nan": "decay=nan is out of range",
     "--half-life 0": "half_life=0.0 is out of range",
     "--half-life inf": "half_life=inf is out of range",
@@ -382,3 +385,37 @@ def test_every_example_of_the_help_runs(run) -> None:
     assert len(examples) == 6
     for example in examples:
         assert run(example)[::2] == (0, "")
+
+
+@pytest.mark.parametrize("setting", ["--decay 0.99", "--theta -0.5 --rate 0.05", "--k 1 --m1 10 --m2 20"])
+def test_limits_of_sgd_without_dampening_are_1_minus_beta_times_those_that_are_printed(run, setting: str) -> None:
+    printed = run(f"explain {setting} --beta1 0.9")
+    assert printed.table["SGD(momentum=0.9)"] == "0.1 of that: torch's has no dampening"
+    limit = run(f"explain {setting} --beta1 0.9 --json").json["stable_range_with_beta1"]
+    given = dict(zip(*[iter(setting.replace("--", "").split())] * 2, strict=True))
+    numbers = {name: float(value) for name, value in given.items()}
+    make = {"decay": tb.methods.ema, "theta": tb.methods.centred, "k": tb.Spring}[next(iter(given))]
+    for dampening, share in ((0.0, 0.1), (0.9, 1.0)):
+        for lr, grows in ((0.97 * share * limit, False), (1.03 * share * limit, True)):
+            assert (_distance_after(2000, make(**numbers), lr, dampening) > 1) is grows, (dampening, lr)
+    assert "SGD(momentum" not in run(f"explain {setting} --beta1 0").out
+
+
+def _distance_after(steps: int, method: tb.Method, lr: float, dampening: float) -> float:
+    """Return how far a weight is from the minimum of w²/2, if it began at 1e-3."""
+    weight = torch.nn.Parameter(torch.tensor([1e-3], dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=lr, momentum=0.9, dampening=dampening)
+    tb.Belay.from_parameters([weight], optimizer, method)
+    for _ in range(steps):
+        weight.grad = weight.detach().clone()
+        optimizer.step()
+        if not abs(weight.item()) < 1e6:
+            break
+    return abs(weight.item())
+
+
+@pytest.mark.parametrize("verb", ["explain", "recommend"])
+def test_help_says_for_which_dampening_the_momentum_is(run, verb: str) -> None:
+    said = " ".join(run(f"{verb} --help").out.split())
+    assert "SGD with dampening = momentum" in said
+    assert "torch's SGD has no dampening by default" in said

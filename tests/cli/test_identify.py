@@ -61,6 +61,20 @@ class Trainer:
     averaging = staticmethod(averaging)
 
 
+def whole_numbers(model):
+    shadow = {name: t.detach().clone() for name, t in model.state_dict().items()}
+
+    def update():
+        for name, t in model.state_dict().items():
+            shadow[name].lerp_(t.detach(), 0.01)
+
+    return update, lambda: shadow
+
+
+def late(model):
+    return (lambda: None), averaging(model)[1]
+
+
 def single(model):
     return averaging(model)[0]
 
@@ -115,6 +129,36 @@ def test_it_ends_with_3_if_the_code_cannot_be_identified(run, name: str, said: s
     assert run(f"identify train:{name} --steps 16 --json").json["reason"] is not None
 
 
+def test_it_ends_with_1_if_the_code_raises_on_tensors_that_models_have(run) -> None:
+    printed = run("identify train:whole_numbers --steps 16")
+    assert (printed.status, printed.err) == (1, "")
+    said = " ".join(printed.out.split())
+    assert "Nothing looks wrong" not in said
+    assert "One problem: Whole numbers: update() number 1 raised" in said
+
+
+@pytest.mark.parametrize("form", ["", " --json"])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("train:tenth --steps 64", "say so by --every 10."),
+        ("train:averaging --steps 64 --every 3", "as --every 3 says."),
+        ("train:late --steps 16", "look at more of them by --steps."),
+    ],
+)
+def test_problems_name_the_flags_of_the_command(run, asked: str, said: str, form: str) -> None:
+    printed = run(f"identify {asked}{form}")
+    assert printed.status == 1
+    assert said in " ".join(printed.out.split())
+
+
+@pytest.mark.parametrize("steps", ["-1", "3", "4.5", "many"])
+def test_the_least_number_of_steps_is_named(run, steps: str) -> None:
+    printed = run(f"identify train:averaging --steps {steps}")
+    assert printed.status == 2
+    assert f"'{steps}' is not a whole number of at least 4" in printed.err
+
+
 def test_every_says_what_is_meant(run) -> None:
     assert run("identify train:tenth --steps 64").status == 1
     assert run("identify train:tenth --steps 64 --every 10").status == 0
@@ -131,7 +175,7 @@ def test_json_has_every_digit(run) -> None:
     assert printed.status == 1
     assert [tuple(c.values()) for c in got["couplings"]] == [(c.a, c.b, c.p, c.q) for c in found.couplings]
     assert (got["warmup"]["law"], got["warmup"]["every"], got["growth"]) == ("none", 10, found.growth)
-    assert got["problems"] == list(found.problems)
+    assert got["problems"] == [each.replace("every=10", "--every 10") for each in found.problems]
     assert got["buffers"] == {"treatment": "left out", "dtype": "", "error": ""}
     assert got.keys() == set(vars(found))
 
@@ -164,8 +208,8 @@ WRONG = {
     "train:zzz": "the module 'train' has no 'zzz'; give the name of a function in it",
     "train:CONFIG": "train:CONFIG is dict, not a function; name one that takes a model and returns (update, read)",
     "train:single": "factory(model) returned function; it must return (update, read)",
-    "train:averaging --steps 3": "steps=3 is too small; it needs steps ≥ 4",
-    "train:averaging --steps many": "argument --steps: 'many' is not a whole number of at least 1",
+    "train:averaging --steps 3": "argument --steps: '3' is not a whole number of at least 4",
+    "train:averaging --steps many": "argument --steps: 'many' is not a whole number of at least 4",
     "train:averaging --every 0": "argument --every: '0' is not a whole number of at least 1",
     "": "the following arguments are required: MODULE:FACTORY",
 }

@@ -53,6 +53,13 @@ def test_weights_are_those_of_the_function(run, paths: list[str], tmp_path: Path
     assert load_file(tmp_path / "out.safetensors")["w"].tolist() == pytest.approx([value] * 4, rel=1e-6)
 
 
+def test_errors_name_the_flag_for_the_entry_with_the_weights(run, tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.ones(1)}, "ema": {"w": torch.ones(1)}}, tmp_path / "a.pt")
+    line = f"merge {tmp_path}/a.pt --out {tmp_path}/out.pt"
+    assert "say which entry holds the weights: --key NAME" in run(line).err
+    assert "--key other is not in" in run(f"{line} --key other").err
+
+
 def test_normalize_key_precision_threads_and_overwrite_are_passed_on(run, tmp_path: Path) -> None:
     for number in range(2):
         whole = {"model": {"w": torch.tensor([number + 0.0])}, "ema": {"w": torch.tensor([number + 10.0])}}

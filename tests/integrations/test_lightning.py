@@ -535,8 +535,10 @@ def test_a_resumed_fit_may_change_the_decay(tmp_path: Path) -> None:
     fitted(tmp_path, BelayCallback(EMA), every_epoch(tmp_path))
     path = tmp_path / "epoch=0.ckpt"
     message = r"differs: ema\(decay=0.9, …\) in the checkpoint, ema\(decay=0.5, …\) here; .* call belay.change"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         fitted(tmp_path / "refused", BelayCallback(SHORT), every_epoch(tmp_path / "refused"), ckpt_path=path)
+    assert "callback.belay.change(method) in on_train_start of your module" in str(refused.value)
+    assert "strict=False" not in str(refused.value)
     callback = BelayCallback(EMA)
     watch = every_epoch(tmp_path / "changed")
     model = fitted(tmp_path / "changed", callback, watch, model=Changing(callback), ckpt_path=path)

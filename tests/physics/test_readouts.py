@@ -212,7 +212,7 @@ def test_before_the_first_step_alpha_is_finite() -> None:
         ({"bias_power": -0.1}, ValueError, "bias_power=-0.1 is out of range"),
         ({"lag": math.inf}, ValueError, "lag=inf is out of range"),
         ({"multiplier": "1"}, TypeError, "multiplier='1' is not a number"),
-        ({"lag": 0, "multiplier": 0}, ValueError, "lag=0 and multiplier=0 are both 0; give one of them"),
+        ({"lag": 0, "multiplier": 0}, ValueError, "lag=0.0 and multiplier=0.0 are both 0; give one of them"),
     ],
 )
 def test_what_bema_cannot_be_is_refused(settings: dict[str, Any], error: type[Exception], message: str) -> None:

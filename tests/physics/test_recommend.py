@@ -117,8 +117,30 @@ def test_what_is_doubtful_is_said() -> None:
 
 def test_if_there_is_nothing_to_average_it_says_so() -> None:
     advice = recommend(50, curvatures=[1.0, 0.5], noise=0.0, beta1=0.5, near=0.01)
-    assert "An average is of no use here" in advice.explain()
-    assert "reaches back" not in advice.explain()
+    said = advice.explain()
+    assert said.startswith("Train without an average at a learning rate of ")
+    assert "An EMA is of no use here" in said
+    assert "No centred(θ) near this run's learning rate is better by more than 3%." in said
+    for contradiction in ("reaches back", "Use tb.methods.ema", "averaging rate as well", "no spring"):
+        assert contradiction not in said
+
+
+def test_a_known_learning_rate_beside_curvatures_is_said_to_set_their_size() -> None:
+    advice = recommend(300, curvatures=[1.0], lr=0.1)
+    (said,) = [each for each in advice.warnings if "sets the size of the curvatures" in each]
+    taken = float(said.split("taken as ")[1].split(",")[0])
+    ema = advice.alternatives["EMA"]
+    assert ema.limit * taken == pytest.approx(2 + 0.0, rel=0.01)  # the limit of plain SGD
+    assert said.endswith(", not 1.")
+    for others in ({"curvatures": [1.0]}, {"lr": 0.1}):
+        assert not any("sets the size" in each for each in recommend(300, **others).warnings)
+
+
+def test_with_momentum_it_says_for_which_dampening_rates_are() -> None:
+    said = recommend(300, curvatures=[1.0, 0.1], beta1=0.9).explain()
+    assert "those of Adam, or of SGD with dampening = momentum" in said
+    assert "multiply them by 0.1 for SGD(momentum=0.9), which has no dampening by default" in said
+    assert "dampening" not in recommend(300, curvatures=[1.0, 0.1]).explain()
 
 
 def test_without_noise_a_loss_of_0_is_told_in_words() -> None:

@@ -68,11 +68,13 @@ def test_advice_from_a_run_alone_is_mostly_good() -> None:
 def test_without_the_average_it_says_that_noise_is_unknown() -> None:
     run = reports(Quadratic.of([1.0, 0.1], noise=0.1), 0.1, [0, 5, 10, 20, 40])
     (caveat,) = fit_run(run).caveats
-    assert "noise cannot be told" in caveat
+    assert caveat.startswith("The run has losses of the average (w2), and its decay was not given: they are not used")
     for line in run:
         line["loss"] = line.pop("w1")
         del line["w2"]
-    assert fit_run(run).caveats == (caveat,) == fit_run(run, decay=0.9).caveats
+    (caveat,) = fit_run(run).caveats
+    assert caveat == "Without losses of the average (w2) noise cannot be told from the loss at the minimum."
+    assert fit_run(run, decay=0.9).caveats == (caveat,)
 
 
 def test_a_run_that_is_no_quadratic_is_far_from_one() -> None:
@@ -80,7 +82,8 @@ def test_a_run_that_is_no_quadratic_is_far_from_one() -> None:
     run = [{"step": t, "lr": 0.1, "w1": loss, "w2": loss} for t, loss in enumerate(rough)]
     found = fit_run(run, decay=DECAY)
     assert found.error > 0.1
-    assert "far from a quadratic" in found.caveats[-1]
+    missed = f"The best quadratic misses the losses of the run by {found.error:.0%}: the model is far from a quadratic"
+    assert found.caveats[-1].startswith(missed)
 
 
 def test_losses_as_torchbelay_train_writes_them() -> None:

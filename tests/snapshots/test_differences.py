@@ -118,6 +118,13 @@ def test_batch_norm_is_said(tmp_path: Path) -> None:
     assert "update_bn(loader, model)" in note
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_batch_norm_of_one_checkpoint_fits_the_merge_and_nothing_is_said(tmp_path: Path, times: int) -> None:
+    torch.save(torch.nn.BatchNorm1d(3).state_dict(), tmp_path / "one.pt")
+    with open_checkpoint(tmp_path / "one.pt") as one:
+        assert examine([one] * times).notes == []
+
+
 def test_configurations_that_differ_are_said_and_what_they_say_about_themselves_is_not(tmp_path: Path) -> None:
     inputs = []
     for number, (size, version) in enumerate([(3, "4.1"), (3, "5.0"), (4, "5.0")]):

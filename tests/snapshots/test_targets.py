@@ -73,6 +73,14 @@ def test_values_that_cannot_be_are_refused_by_name(text: str, message: str) -> N
         parse(text)
 
 
+@pytest.mark.parametrize("text", ["swa()", "ema(0.9)", "window(10)", "Spring.ema(0.9)"])
+@pytest.mark.parametrize("prefix", ["tb.", "torchbelay.", "methods.", "tb.methods.", "tb.snapshots."])
+def test_names_may_be_written_as_in_a_program(prefix: str, text: str) -> None:
+    assert parse(prefix + text) == parse(text)
+    scheduled = parse("tb.methods.ema(tb.schedules.cosine(0.996, 1.0, steps=100))")
+    assert scheduled == tb.methods.ema(tb.schedules.cosine(0.996, 1.0, steps=100))
+
+
 def test_a_schedule_may_stand_in_place_of_a_number() -> None:
     found = parse("ema(cosine(0.996, 1.0, steps=100))")
     assert found == tb.methods.ema(tb.schedules.cosine(0.996, 1.0, steps=100))

@@ -383,8 +383,9 @@ def test_a_factory_that_fails_on_other_models_only_is_described_on_the_plain_one
         return code.ema(0.1)(model) if len(list(model.parameters())) == 2 else None
 
     found = quickly(factory)
-    assert found.problems == ()
+    assert len(found.couplings) == STEPS
     assert "must return (update, read)" in found.tied.error
+    assert [problem.partition(":")[0] for problem in found.problems] == ["Frozen weights", "Tied weights"]
 
 
 def test_a_read_that_breaks_if_it_was_not_called_before_is_said() -> None:

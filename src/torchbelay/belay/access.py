@@ -219,6 +219,7 @@ class Access:
         """
         export.require("save_average()", "torch.save(belay.average_state_dict(full=True), path)")
         check_dtype(dtype)
+        files.check_safetensors_name(path)
         average = self._average(name)
         if self._parts.is_first_rank() and not self._is_spread():
             files.destination(path)

@@ -14,7 +14,7 @@ from .buffers import follower
 from .cohort import Cohort, inertias
 from .parts import Part, Parts
 from .rules import Rule
-from .validate import pulled_by, warn_of_feedback, warn_of_rounding
+from .validate import pulled_by, warn_of_feedback, warn_of_narrow, warn_of_rounding
 
 
 @torch.inference_mode(False)
@@ -37,8 +37,11 @@ def change(parts: Parts, name: str, rule: Rule) -> None:
         if name == MAIN:
             company.refuse_second_pull(parts.member, pulled_by(everything))
         facts |= replicas.methods([{name: some} for some in wanted])
+    options = parts.first.options
+    if options.bits is None:
+        warn_of_narrow(everything, dtype=options.dtype, every=options.every)
     if name == MAIN:
-        warn_of_rounding(everything, rounding=parts.first.options.rounding)
+        warn_of_rounding(everything, rounding=options.rounding)
         for part, some in zip(parts.each, wanted, strict=True):
             warn_of_feedback(some, part.optimizer)
     for part, some in zip(parts.each, wanted, strict=True):

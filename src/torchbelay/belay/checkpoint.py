@@ -29,7 +29,19 @@ from torchbelay.physics.warnings import warn
 
 from .average import Average, Entry, WholeAverage, key_of
 from .buffers import follower, is_averaged
-from .checks import OR_CHANGE, check_age, check_memory, damaged, equal, fits, flag, named, same_names, whole
+from .checks import (
+    OR_CHANGE,
+    check_age,
+    check_memory,
+    damaged,
+    equal,
+    fits,
+    flag,
+    named,
+    same_averages,
+    same_names,
+    whole,
+)
 from .cohort import Cohort, inertias
 from .options import Options
 from .shard import local, part_for
@@ -151,7 +163,7 @@ def checked(
         )
     try:
         _check_options(state["options"], options)
-        same_names("averages", state["averages"], expected)
+        same_averages(state["averages"], expected)
         whole("step", state["step"])
         for each in ("ahead", "began"):
             flag(each, state[each])

@@ -13,6 +13,11 @@ LARGEST = 1 << 63  # what a count on a device can be
 OR_CHANGE = "or take what has changed by load_state_dict(state, strict=False)"
 
 
+def without_strict(problem: ValueError) -> str:
+    """Return an error without the cure strict=False, for a user whose framework calls load_state_dict()."""
+    return str(problem).replace(f" ({OR_CHANGE})", "").replace(f", {OR_CHANGE}", "")
+
+
 def damaged(problem: Exception) -> ValueError:
     """Return the error for a state in which something could not be read."""
     return ValueError(f"this state of a Belay is damaged: {type(problem).__name__} at {problem}")
@@ -89,6 +94,22 @@ def same_names(what: str, saved: Any, here: Iterable[str]) -> None:
             f"{label}: {some(names)}" for label, names in (("missing", missing), ("unexpected", unexpected)) if names
         ]
         raise ValueError(f"the {what} in the checkpoint differ from this model's; {'; '.join(parts)} ({OR_CHANGE})")
+
+
+def same_averages(saved: Any, here: Iterable[str]) -> None:
+    """Refuse spectators that a Belay has and a checkpoint has not, or the reverse."""
+    named("averages", saved)
+    missing, unexpected = sorted(set(here) - set(saved)), sorted(set(saved) - set(here))
+    parts = [
+        f"{one} has the {'spectator' if len(names) == 1 else 'spectators'} {some(names)}, and {other} has not"
+        for one, other, names in (
+            ("this Belay", "the checkpoint", missing),
+            ("the checkpoint", "this Belay", unexpected),
+        )
+        if names
+    ]
+    if parts:
+        raise ValueError(f"{'; '.join(parts)}; build Belay with the checkpoint's spectators, {OR_CHANGE}")
 
 
 def some(names: list[str]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+TORCH_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".tar")  # of names of files of torch.save
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -57,6 +59,15 @@ def destination(path: str | os.PathLike[str], *, argument: str = "path") -> Path
             f"{argument}={os.fspath(path)!r}: there is no folder {str(real.parent)!r}; make it first"
         )
     return real
+
+
+def check_safetensors_name(path: str | os.PathLike[str]) -> None:
+    """Refuse, for a safetensors file, a name that says torch.save: what reads the file would trust the name."""
+    if isinstance(path, str | os.PathLike) and os.fspath(path).lower().endswith(TORCH_ENDINGS):
+        raise ValueError(
+            f"path={os.fspath(path)!r} has the name of a file of torch.save, and this is a safetensors file; give a "
+            "name that ends in .safetensors"
+        )
 
 
 def usual_permissions(probe: Path) -> int:

@@ -31,6 +31,10 @@ def as_model(model: object) -> nn.Module:
     """Return one module for what the user gave: a module, or an iterable of modules."""
     if isinstance(model, nn.Module):
         return model
+    if isinstance(model, Mapping) and model and all(isinstance(each, Tensor) for each in model.values()):
+        raise TypeError(
+            f"model={type(model).__name__} is a state dict, whose tensors no optimizer steps; pass the model itself"
+        )
     if isinstance(model, Mapping):
         raise TypeError(
             f"model={type(model).__name__} is not a module: give list(models.values()), which keeps the names that "

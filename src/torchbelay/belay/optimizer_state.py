@@ -27,6 +27,7 @@ from torchbelay.physics.warnings import warn
 
 from . import checkpoint, modules, own_weights
 from .averages import Checked
+from .checks import without_strict
 from .own_weights import Named
 from .packing import (
     KEY,
@@ -107,6 +108,10 @@ def watch(parts: Parts) -> None:
     for part in parts.each:
         if part.optimizer is not None:
             part.stepper.at_detach.append(part.optimizer.register_load_state_dict_pre_hook(look).remove)
+
+
+class UnfitError(ValueError):
+    """Averages in the state of an optimizer that do not fit the Belay which they are loaded into."""
 
 
 class OptimizerState:
@@ -200,9 +205,10 @@ class OptimizerState:
             fitting = self._checked(state)
             own_weights.check(self.parts.model, self._part, state, own)
         except ValueError as problem:
-            raise ValueError(
-                f"the averages in this optimizer's state do not fit, and nothing was loaded: {problem}. To change the "
-                "method, build Belay as it was, load the optimizer, and call belay.change()"
+            why = without_strict(problem)
+            raise UnfitError(
+                f"the averages in this optimizer's state do not fit, and nothing was loaded: {why}. "
+                "To change the method, build Belay as it was, load the optimizer, and call belay.change()"
             ) from problem
         checkpoint.warn_of_untold(fitting.expected.values())
         now = steps_of(found)

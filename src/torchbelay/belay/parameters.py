@@ -109,6 +109,8 @@ class Parameters:
         for entry in (e for average in averages for e in average.entries.values()):
             if entry.w1 is p:
                 return why_lost(entry.name)
+        if not modules.named_parameters(self._model):
+            return f"the model, {type(self._model).__name__}, has no parameters; pass the one that the optimizer trains"
         several = isinstance(self._model, Several)
         return (
             f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is "

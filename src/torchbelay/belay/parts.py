@@ -36,7 +36,7 @@ from .slices import Slices
 from .stepper import Stepper
 from .team import all_or_none, forget_beginning, loaded_facts
 from .unseen import Unseen
-from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_rounding, why_nothing
+from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_narrow, warn_of_rounding, why_nothing
 
 
 class Part:
@@ -153,7 +153,8 @@ class Parts:
         for name in self.averages:
             if not any(each[name] for each in found):
                 held = [names[id(p)] for p in self.parameters() if id(p) in names]
-                raise ValueError(f"nothing to average for {name!r}: {why_nothing(held, self.first.optimizer)}")
+                why = why_nothing(held, self.first.optimizer, self.model)
+                raise ValueError(f"nothing to average for {name!r}: {why}")
         company.refuse_among(self.member, self.model.parameters(), "Belay(...)")
         main = [wanted for each in found for wanted in each[MAIN]]
         if not replace:
@@ -163,6 +164,8 @@ class Parts:
         everything = [wanted for each in found for some in each.values() for wanted in some]
         check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
         warn_of_rounding(main, rounding=self._options.rounding)
+        if self._options.bits is None:
+            warn_of_narrow(everything, dtype=self._options.dtype, every=self._options.every)
         for part, each in zip(self.each, found, strict=True):
             warn_of_feedback(each[MAIN], part.optimizer)
         return [each[MAIN] for each in found]

@@ -184,6 +184,7 @@ class PiecewiseBelay:
         with agreement(self._group):
             export.require("save_average()", "torch.save(belay.average_state_dict(), path)")
             check_dtype(dtype)
+            files.check_safetensors_name(path)
             if self._is_first():
                 files.destination(path)
         state = self._exported(name, readout, dtype)

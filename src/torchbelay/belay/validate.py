@@ -8,18 +8,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchbelay.ops.backend import has_triton, is_interpreted
-from torchbelay.physics.coupling import Coupling
+from torchbelay.physics.coupling import Coupling, closed
 from torchbelay.physics.inner_momentum import is_below_floor, stable_range, theta_floor
 from torchbelay.physics.method import Method, Remembers, settled, uncalled
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import warn
 
-from .average import Wanted
+from .average import Wanted, average_dtype
 from .cohort import inertias, varies
 from .models import as_model, each_of
 from .optimizers import Momentum, momentum_of, unwrapped
 from .shard import is_flattened
 
+LATE = 10_000  # a step at which a warm-up is over
 EARLY = 10  # steps in which a method's couplings are looked at
 
 
@@ -39,8 +40,10 @@ def check_model(model: object) -> nn.Module:
     return module
 
 
-def why_nothing(held: list[str], optimizer: Optimizer | None) -> str:
+def why_nothing(held: list[str], optimizer: Optimizer | None, model: nn.Module) -> str:
     """Return why an average has no parameter, if these are the names of those that the optimizer holds."""
+    if next(model.parameters(), None) is None:
+        return f"the model, {type(model).__name__}, has no parameters; pass the module that is trained"
     if held:
         first = ", ".join(map(repr, held[:4]))
         return f"no floating-point parameter has a method; the first names of parameters are {first}"
@@ -58,6 +61,7 @@ def check_optimizers(optimizer: object) -> Sequence[Optimizer | None]:
             f"optimizer={type(optimizer).__name__} is neither an optimizer nor a sequence of optimizers; give "
             "list(optimizers.values())"
         )
+    _refuse_mistaken("optimizer", optimizer)
     if isinstance(unwrapped(optimizer), Optimizer) or not isinstance(optimizer, Iterable) or isinstance(optimizer, str):
         return [_checked_optimizer("optimizer", optimizer)]
     found = [_checked_optimizer(f"optimizer[{i}]", each) for i, each in enumerate(optimizer)]
@@ -69,7 +73,22 @@ def check_optimizers(optimizer: object) -> Sequence[Optimizer | None]:
     return found
 
 
+def _refuse_mistaken(what: str, optimizer: object) -> None:
+    """Refuse a class that was not called, and a module in the place of an optimizer."""
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise TypeError(
+            f"{what}={name} was not called; give the optimizer that it makes, as {name}(model.parameters(), ...)"
+        )
+    if isinstance(optimizer, nn.Module):
+        raise TypeError(
+            f"{what}={type(optimizer).__name__} is a module, and the optimizer belongs there: "
+            "Belay(model, optimizer, method); give None to step by hand"
+        )
+
+
 def _checked_optimizer(what: str, optimizer: object) -> Optimizer:
+    _refuse_mistaken(what, optimizer)
     inner = unwrapped(optimizer)
     inside = "" if inner is optimizer else f" inside {type(optimizer).__name__}"
     if not isinstance(inner, Optimizer):
@@ -188,6 +207,41 @@ def warn_of_rounding(found: Iterable[Wanted], *, rounding: str) -> None:
             f"than {torch.finfo(p.dtype).eps:.1g} of a weight rounds away. Keep the model in float32 under autocast, "
             "or let the optimizer hold float32 master weights"
         )
+
+
+def warn_of_narrow(found: Iterable[Wanted], *, dtype: torch.dtype | None, every: int) -> None:
+    """Warn about averages of 16 bits whose steps are too small for them.
+
+    A step moves the average w2 by b·(w1 − w2). Numbers beside w2 are eps·|w2| apart, or half of that, and what is
+    nearer than the half of this distance rounds to w2 itself. With b < eps/2 the step is lost unless weight and average
+    are further apart than the average is large: 2^-8 for bfloat16, 2^-11 for float16.
+    """
+    rates: dict[int, float | None] = {}
+    for name, p, method, _ in found:
+        kept = average_dtype(p.dtype, dtype)
+        if kept.itemsize != (4 if kept.is_complex else 2):
+            continue
+        if id(method) not in rates:
+            rates[id(method)] = _late_rate(method, every)
+        rate, least = rates[id(method)], torch.finfo(kept).eps / 2
+        if rate is not None and 0 < rate < least:
+            warn(
+                f"the average of {name!r} has {kept}, and a step of {method!r} moves it by {rate:.1g} of its distance "
+                f"to the weights: less than {least:.1g} rounds away, so that it will hardly move. Leave "
+                f"dtype={dtype} out, or give bits=24"
+            )
+            return
+
+
+def _late_rate(method: Method, every: int) -> float | None:
+    """Return the b of a late step; None if some steps are special, or if that cannot be asked for."""
+    if varies(method) not in ("never", "step") or getattr(method, "rhythm", False) or inertias(method)[1] is not None:
+        return None
+    try:
+        b = copy(method).coupling(LATE, 1e-12).b
+    except Exception:  # a method of the user's may have numbers for fewer steps
+        return None
+    return closed(b, every) if 0 < b < 1 else b
 
 
 def warn_of_feedback(found: Iterable[Wanted], optimizer: Optimizer | None) -> None:

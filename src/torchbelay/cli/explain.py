@@ -82,7 +82,13 @@ def add(commands: "Commands") -> None:
     option(
         "--curvature", type=number, metavar="H", help="largest curvature of the loss, for SGD's stable learning rate"
     )
-    option("--beta1", type=number, metavar="B", help="the optimizer's momentum (Adam's β1): what it changes, in words")
+    option(
+        "--beta1",
+        type=number,
+        metavar="B",
+        help="the optimizer's momentum, Adam's β1 or that of SGD with dampening = momentum: what it changes, in words; "
+        "torch's SGD has no dampening by default, and limits 1 − β1 times as large",
+    )
     option("--json", action="store_true", help="one JSON object with every digit; infinity is the text inf")
 
 
@@ -132,8 +138,10 @@ def _setting(args: argparse.Namespace) -> Spring | Limit | centred:
     if ema:
         if given:
             raise ValueError(f"--decay or --half-life is a whole setting by itself; leave out --{', --'.join(given)}")
-        if args.half_life is None and args.decay in (0, 1):
-            return Limit(args.decay)
+        if args.half_life is None:
+            arguments.number("decay", args.decay, low=0, high=1, open_low=False, open_high=False)
+            if args.decay in (0, 1):
+                return Limit(args.decay)
         return Spring.ema(args.decay, half_life=args.half_life)
     if missing := [name for name in _NEEDED if name not in given]:
         raise ValueError(
@@ -251,6 +259,8 @@ def _rows(f: dict[str, Any], *, ema: bool) -> list[tuple[str, str]]:
         if "max_stable_lr_with_beta1" in f:
             verdict = _verdict(f, "lr_is_stable_with_beta1")
             rows.append((f"  at curvature {f['curvature']:g}", f"lr < {f['max_stable_lr_with_beta1']:.4g}{verdict}"))
+        if f["beta1"]:
+            rows.append((f"  SGD(momentum={f['beta1']:g})", f"{1 - f['beta1']:.4g} of that: torch's has no dampening"))
         if "theta_floor" in f:
             rows.append(("floor of θ", f"{f['theta_floor']:.4g}"))
     if "steps" in f:

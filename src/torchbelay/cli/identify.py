@@ -2,14 +2,17 @@
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torchbelay.physics import arguments
 
 from .loading import LoadError, load_function
 from .parser import add_verb, steps
@@ -45,9 +48,17 @@ def add(commands: "Commands") -> None:
     )
     option = parser.add_argument
     option("factory", metavar="MODULE:FACTORY", help="a function that takes a model and returns (update, read)")
-    option("--steps", type=steps, default=256, metavar="N", help="updates to look at, at least 4 (default: 256)")
+    option("--steps", type=_updates, default=256, metavar="N", help="updates to look at, at least 4 (default: 256)")
     option("--every", type=steps, default=1, metavar="N", help="the average is to move at every N-th update()")
     option("--json", action="store_true", help="one JSON object with every digit")
+
+
+def _updates(text: str) -> int:
+    """Read a number of updates; `identify` refuses one that is too large."""
+    try:
+        return arguments.whole("--steps", steps(text), low=4)
+    except (argparse.ArgumentTypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 4") from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             found = identify(_load(args.factory), steps=args.steps, every=args.every)
     except (LoadError, ValueError, TypeError) as error:
         args.parser.error(str(error))
+    found = replace(found, problems=tuple(map(_with_flags, found.problems)))
     if args.json:
         print(json.dumps(asdict(found), indent=2, allow_nan=False))
     else:
@@ -66,6 +78,16 @@ def run(args: argparse.Namespace) -> int:
     if found.reason is not None:
         return 3
     return 1 if found.problems else 0
+
+
+def _with_flags(problem: str) -> str:
+    """Return a problem with the names that the command has for the arguments of `identify`.
+
+    >>> _with_flags("If that is meant, say so by every=10."), _with_flags("look at more of them by steps=.")
+    ('If that is meant, say so by --every 10.', 'look at more of them by --steps.')
+    """
+    flag = re.compile(r"\b(by|as) (steps|every)=(\d*)")
+    return flag.sub(lambda m: f"{m[1]} --{m[2]} {m[3]}".rstrip(), problem)
 
 
 def _load(target: str) -> Callable[..., Any]:

@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _soup(args) if args.greedy else _merge(args)
     except (ValueError, TypeError, OSError) as error:
-        parser.error(str(error))
+        message = str(error).replace("key='...'", "--key NAME")
+        parser.error(message.replace(f"key={args.key!r} ", f"--key {args.key} ", 1))
     except KeyboardInterrupt:
         kept = f", but the scores in {args.log}" if args.log else ""
         sys.stderr.write(f"{parser.prog}: stopped; nothing was written{kept}\n")

@@ -60,7 +60,8 @@ def add(commands: "Commands") -> None:
         "--beta1",
         type=number,
         metavar="B",
-        help="the optimizer's momentum, Adam's β1 (default: that of --probe or of the run's options.json, or 0)",
+        help="the optimizer's momentum, Adam's β1 or that of SGD with dampening = momentum (default: that of --probe "
+        "or of the run's options.json, or 0); torch's SGD has no dampening by default, and rates 1 − β1 times as large",
     )
     option("--lr", type=number, help="the learning rate that is best for an EMA, if you know it: scales all rates")
     option("--json", action="store_true", help="one JSON object with every digit; infinity is the text inf")

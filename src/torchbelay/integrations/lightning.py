@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchbelay._version import __version__
 from torchbelay.belay import Belay, shard
+from torchbelay.belay.checks import without_strict
 from torchbelay.belay.options import OptionArguments, Options
 from torchbelay.belay.rules import Rule, as_rule
 from torchbelay.physics import arguments
@@ -133,11 +134,19 @@ class BelayCallback(Callback):
         """Give the Belay the averages of a checkpoint; if they do not fit, nothing changes."""
         if self.belay is None or not self._state:
             return
-        try:
-            self.belay.load_state_dict(self._state)
-        except ValueError as error:
-            raise ValueError(f"{error}, or remove {_AVERAGES!r} from the checkpoint for a new average") from error
+        self._take(self.belay, self._state)
         self._state = None
+
+    @staticmethod
+    def _take(belay: Belay, state: Mapping[str, Any]) -> None:
+        """Load a state; an error has the cures that a user of the callback can reach."""
+        try:
+            belay.load_state_dict(state)
+        except ValueError as error:
+            raise ValueError(
+                f"{without_strict(error)}. Here: make BelayCallback as it was, and call callback.belay.change(method) "
+                f"in on_train_start of your module, or remove {_AVERAGES!r} from the checkpoint for a new average"
+            ) from error
 
     def _chosen_optimizers(self, trainer: Trainer) -> list[Optimizer]:
         """Return the optimizers that the callback was given by position."""
@@ -237,7 +246,7 @@ class BelayCallback(Callback):
         if self.belay is None:
             self._state = state  # until there are optimizers
         elif state:
-            self.belay.load_state_dict(place.get(state, self.belay.state_dict))
+            self._take(self.belay, place.get(state, self.belay.state_dict))
         else:
             self.belay.reset()
 

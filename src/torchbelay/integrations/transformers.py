@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 
 from torchbelay.belay import Belay
+from torchbelay.belay.optimizer_state import UnfitError
 from torchbelay.belay.optimizers import unwrapped
 from torchbelay.belay.options import OptionArguments, Options
 from torchbelay.belay.rules import Rule, as_rule
@@ -287,7 +288,13 @@ class _Averaging(Trainer):  # type: ignore[misc]  # Transformers has no types
         callback: BelayCallback = getattr(self, _CALLBACK)
         callback._prepare(self.model, self.optimizer)
         with callback._loading(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
+            try:
+                super()._load_optimizer_and_scheduler(checkpoint)
+            except UnfitError as error:
+                raise ValueError(
+                    f"{error}. Here: attach() as before, and call callback.belay.change(method) in on_train_begin of a "
+                    "further callback"
+                ) from error
 
     def _load_best_model(self) -> None:
         """Load it as the weights, at which the average begins again: else `evaluate()` would evaluate the last one."""

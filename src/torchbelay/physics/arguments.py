@@ -28,6 +28,24 @@ def number(
     raise ValueError(f"{name}={value!r} is out of range; it needs {bound}")
 
 
+def keep(
+    owner: object, name: str, *, low: float, high: float = math.inf, open_low: bool = True, open_high: bool = True
+) -> float:
+    """Check a number of a frozen dataclass as `number` does, and store it there as a plain float.
+
+    A tensor or an array that its owner changes later would change the dataclass as well.
+    """
+    return store(
+        owner, name, number(name, getattr(owner, name), low=low, high=high, open_low=open_low, open_high=open_high)
+    )
+
+
+def store(owner: object, name: str, value: float) -> float:
+    """Set a field of a frozen dataclass to a checked number, and return it."""
+    object.__setattr__(owner, name, value)
+    return value
+
+
 def share(name: str, value: float, new: float) -> float:
     """Return the weight of the new point in an average, which `name` set, if rounding left it below 1, else raise."""
     if new < 1:

@@ -57,6 +57,9 @@ def explain_centred(method: "centred") -> str:
 def explain_momentum(coupling: "Coupling", beta: float) -> str:
     """Return what the optimizer's own momentum β (Adam's β1) leaves of a coupling's stable range, speed and noise.
 
+    Of SGD with momentum β this holds with dampening = β. Without dampening, torch's default, limits are 1 − β times
+    as large.
+
     >>> from torchbelay import methods
     >>> print(explain_momentum(methods.centred(-0.9, 0.05).coupling(1, 0.1), 0.9))
     Around an optimizer with momentum β1 = 0.9 it is stable below ηh = 0.2502, against 38 with an EMA. ...

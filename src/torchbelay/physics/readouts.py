@@ -81,7 +81,7 @@ class blend:
                     raise TypeError(f"share={dict(self.share)!r} has the pattern {pattern!r}; give texts as 'head.*'")
                 _checked_share(f"share of {pattern!r}", share)
         elif not callable(self.share):
-            _checked_share("share", self.share)
+            arguments.store(self, "share", _checked_share("share", self.share))
 
     def shares(self, name: str, method: Method, step: int, lr: float) -> Shares:
         """Return the shares for this name; ignores the rest."""
@@ -184,7 +184,7 @@ class bema:
 
     def __post_init__(self) -> None:
         for name in ("bias_power", "lag", "multiplier"):
-            arguments.number(name, getattr(self, name), low=0, open_low=False)
+            arguments.keep(self, name, low=0, open_low=False)
         if self.lag == self.multiplier == 0:
             raise ValueError(f"lag={self.lag!r} and multiplier={self.multiplier!r} are both 0; give one of them")
 

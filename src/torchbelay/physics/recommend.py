@@ -115,8 +115,9 @@ def recommend(
         curvatures: the eigenvalues of the loss's Hessian, what `measure_curvatures` or `fit_run` has found, or a
             `Quadratic`. Left out, a typical spectrum stands for them, and learning rates are in units of 1/(largest
             curvature).
-        beta1: the optimizer's momentum, Adam's β1. Left out, it is that of the Adam that curvatures were measured for,
-            else 0.
+        beta1: the optimizer's momentum: Adam's β1, or that of SGD with dampening = momentum. Without dampening, torch's
+            default, learning rates of SGD that follow from curvatures are 1 − β1 times as large. Left out, it is that
+            of the Adam that curvatures were measured for, else 0.
         noise: the variance of one example's gradient over the curvature; 1 for a log-likelihood near its minimum.
         batch: examples per step.
         start: the loss above its minimum at the beginning.
@@ -152,6 +153,8 @@ def recommend(
     alternatives = {"EMA": ema, "schedule-free": free}
     if lr is not None:
         scale = arguments.number("lr", lr, low=0) / ema.lr
+        if curvatures is not None:
+            warnings.append(recommend_words.rescaled(float(lr), problem.largest, scale))
         alternatives = {name: _scaled(each, scale) for name, each in alternatives.items()}
         best = _scaled(best, scale)
     unit = recommend_words.UNIT if unknown else None

@@ -15,11 +15,20 @@ NO_CURVATURES = (
 )
 
 
+def rescaled(lr: float, largest: float, scale: float) -> str:
+    """Return the warning about a known learning rate beside curvatures, which become `scale` times smaller by it."""
+    return (
+        f"The learning rate {lr:g}, best for an EMA, sets the size of the curvatures: of those given only the ratios "
+        f"count, and the largest is taken as {largest / scale:.3g}, not {largest:.3g}."
+    )
+
+
 def explain(advice: "Advice") -> str:
     """Return the advice as paragraphs; `Advice.explain()` calls this."""
     units = [each for each in advice.warnings if each == NO_CURVATURES]  # beside the first learning rate
     others = [each for each in advice.warnings if each != NO_CURVATURES]
-    parts = [_what(advice), *map(_warning, units), _why(advice), _range(advice), _comparison(advice)]
+    parts = [_what(advice), *map(_warning, units), _why(advice), _range(advice), *_dampening(advice)]
+    parts.append(_comparison(advice))
     return "\n\n".join([*parts, *map(_warning, others), _worth(advice)])
 
 
@@ -50,7 +59,27 @@ def _lr(advice: "Advice", value: float) -> str:
     return f"{value:.3g}" if advice.lr_unit is None else f"{value:.3g}/(largest curvature)"
 
 
+def _dampening(advice: "Advice") -> list[str]:
+    """Return for which momentum the learning rates are, if there is any."""
+    beta = advice.beta1
+    if not beta:
+        return []
+    return [
+        f"Learning rates around β1 = {beta:g} are those of Adam, or of SGD with dampening = momentum. If they follow "
+        f"from curvatures, multiply them by {1 - beta:.4g} for SGD(momentum={beta:g}), which has no dampening by "
+        "default."
+    ]
+
+
+def _is_idle(advice: "Advice") -> bool:
+    """Whether the advice is an EMA that is nearly the weights themselves."""
+    method = advice.best.method
+    return isinstance(method, centred) and method.theta == 0 and _rate(advice.best) > 0.5
+
+
 def _what(advice: "Advice") -> str:
+    if _is_idle(advice):
+        return f"Train without an average at a learning rate of {_lr(advice, advice.lr)}, for {advice.steps:,} steps."
     return f"Use {call(advice.best)} at a learning rate of {_lr(advice, advice.lr)}, for {advice.steps:,} steps."
 
 
@@ -71,16 +100,16 @@ def _why(advice: "Advice") -> str:
     if span < 2 and theta:
         said.append("There is little noise to average: the spring is of use for the speed.")
     elif span < 2:
-        said.append(
-            "An average is of no use here: the noise is too small, or the learning rate too low for it to matter."
-        )
+        said.append("An EMA is of no use here: the noise is too small, or the learning rate too low for it to matter.")
     else:
         said.append(
             f"The average reaches back over about {span:,.0f} steps, {span / advice.steps:.0%} of the run: with a "
             "longer memory more of the start would be left, with a shorter one more of the noise."
         )
     if theta == 0:
-        said.append("It is an ordinary EMA: no spring that pulls or repels the weights is better by more than 3% here.")
+        where = "here" if advice.near is None else "near this run's learning rate"
+        kind = "No" if _is_idle(advice) else "It is an ordinary EMA: no"
+        said.append(f"{kind} centred(θ) {where} is better by more than 3%.")
     elif theta < 0:
         said.append(
             f"θ = {theta:.3g} repels: gradients are taken between the average and the trajectory. This is Generalized "
@@ -143,4 +172,6 @@ def _worth(advice: "Advice") -> str:
             "On the small networks that we tried, advice from a run at a low learning rate lowered the loss. From a "
             "run at its best learning rate or above, it mostly raised the loss, up to several times. "
         )
+    if _is_idle(advice):
+        return f"{said}Run an EMA beside it."
     return f"{said}Try two and four times the averaging rate as well, and run an EMA beside it."

@@ -89,7 +89,7 @@ def fit_run(lines: Sequence[Mapping[str, Any]], *, decay: float | None = None, b
         raise ValueError("the losses of the run do not fall: there is nothing to learn from them; give a longer run")
     if error > FAR:
         caveats.append(
-            f"A quadratic explains the losses of the run to {error:.0%} only: the model is far from a quadratic, and "
+            f"The best quadratic misses the losses of the run by {error:.0%}: the model is far from a quadratic, and "
             "the advice is a guess."
         )
     gap = _gap(reports)
@@ -138,10 +138,13 @@ def _read(lines: Sequence[Mapping[str, Any]], decay: float | None) -> tuple[list
         )
     if max(lrs) > 1.2 * lr or min(lrs) < lr / 1.2:
         caveats.append(f"The learning rate of the run changes; the fit takes it as its median, {lr:.3g}.")
-    if all(report.w2 is None for report in found):
+    if decay is None and any(line.get("w2") is not None for line in lines):
         caveats.append(
-            "Without losses of the average (w2, and its decay) noise cannot be told from the loss at the minimum."
+            "The run has losses of the average (w2), and its decay was not given: they are not used, and noise cannot "
+            "be told from the loss at the minimum. Give the decay (--decay)."
         )
+    elif all(report.w2 is None for report in found):
+        caveats.append("Without losses of the average (w2) noise cannot be told from the loss at the minimum.")
     if len(found) > MOST:
         found = [found[round(i * (len(found) - 1) / (MOST - 1))] for i in range(MOST)]
     return found, lr, caveats

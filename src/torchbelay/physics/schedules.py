@@ -28,7 +28,7 @@ class _Ramp:
 
     def __post_init__(self) -> None:
         for name in ("start", "end"):
-            arguments.number(name, getattr(self, name), low=-math.inf)
+            arguments.keep(self, name, low=-math.inf)
         arguments.whole("steps", self.steps, low=2)
 
     def __call__(self, step: int) -> float:
@@ -87,15 +87,20 @@ class Bounds(NamedTuple):
     open_high: bool = True
 
 
-def check(name: str, given: float | Schedule, bounds: Bounds) -> None:
-    """Refuse a number out of range, and a schedule that is out of range at its first or its last step."""
+def check(name: str, given: float | Schedule, bounds: Bounds) -> float | Schedule:
+    """Return a number as a float, or a schedule; refuse one out of range at its first or its last step."""
     if not callable(given):
-        arguments.number(name, given, **bounds._asdict())
-        return
+        return arguments.number(name, given, **bounds._asdict())
     if (maker := uncalled(given)) is not None:
         raise TypeError(f"{name}={maker} was not called; give the schedule that it makes, as {maker}(...)")
     for step in sorted({1, max(1, horizon(given))}):
         at(name, given, step, bounds)
+    return given
+
+
+def keep(owner: object, name: str, bounds: Bounds) -> None:
+    """Check a field of a frozen dataclass as `check` does, and store a number there as a plain float."""
+    object.__setattr__(owner, name, check(name, getattr(owner, name), bounds))
 
 
 def at(name: str, given: float | Schedule, step: int, bounds: Bounds) -> float:

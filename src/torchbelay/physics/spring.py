@@ -60,7 +60,7 @@ class Spring:
 
     def __post_init__(self) -> None:
         for name in ("k", "dt"):
-            self._set(name, arguments.number(name, getattr(self, name), low=0))
+            arguments.keep(self, name, low=0)
         arguments.one_of("follow", self.follow, get_args(Follow))
         arguments.one_of("force", self.force, get_args(Force))
         for index in ("1", "2"):
@@ -81,12 +81,9 @@ class Spring:
             return f"Spring.ema(decay={self.beta!r})"
         return f"Spring({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
-    def _set(self, name: str, value: float | None) -> None:
-        object.__setattr__(self, name, value)  # frozen; set only to make Spring(1, …) equal Spring(1.0, …)
-
     def _check_mass(self, index: str) -> None:
         m = arguments.positive_or_inf("m" + index, getattr(self, "m" + index))
-        self._set("m" + index, m)
+        arguments.store(self, "m" + index, m)
         kappa = self._kappa(m)
         if kappa >= 1:
             raise ValueError(
@@ -100,9 +97,9 @@ class Spring:
                 raise ValueError(
                     f"c{index}={c!r} with m{index}=inf: an infinite mass has no velocity; leave c{index} out"
                 )
-            self._set("c" + index, None)  # inf = 2·inf/dt is the default
+            object.__setattr__(self, "c" + index, None)  # inf = 2·inf/dt is the default
         elif c is not None:
-            self._set("c" + index, arguments.number("c" + index, c, low=0, open_low=False))
+            arguments.keep(self, "c" + index, low=0, open_low=False)
 
     def _kappa(self, m: float) -> float:
         return 0.0 if m == math.inf else self.k * self.dt * self.dt / 2 / m

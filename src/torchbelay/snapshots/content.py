@@ -4,7 +4,7 @@ Copying is all that is done in the step. On a GPU the copies go to pinned memory
 waits for `Content.ready`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +139,7 @@ class Source:
             copied=frozenset(still),
             tied=tied(self.model),
             dtypes=dtypes,
+            order=tuple(name for name, _ in _slots(self.model)),
         )
         return Content({key: host_copy(t) for key, t in tensors.items()}, about, _events(tensors))
 
@@ -169,15 +170,20 @@ def tied(model: nn.Module) -> dict[str, str]:
     """Return the further names of parameters and buffers that have several: name -> the first name."""
     first: dict[int, str] = {}
     found: dict[str, str] = {}
+    for name, tensor in _slots(model):
+        if (other := first.setdefault(id(tensor), name)) != name:
+            found[name] = other
+    return found
+
+
+def _slots(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and tensors of a model's state dict, in its order."""
     for prefix, _, module in modules.walk(model):
         for slots in (module._parameters, module._buffers):
             for key, tensor in slots.items():
                 if tensor is None or (slots is module._buffers and key in module._non_persistent_buffers_set):
                     continue
-                name = first.setdefault(id(tensor), prefix + key)
-                if name != prefix + key:
-                    found[prefix + key] = name
-    return found
+                yield prefix + key, tensor
 
 
 def host_copy(tensor: Tensor) -> Tensor:

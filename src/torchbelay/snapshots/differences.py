@@ -1,6 +1,7 @@
 """How checkpoints differ that shall be merged: what is refused, what is said, and which tensors are averaged."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,8 @@ def examine(inputs: Sequence[Checkpoint]) -> Findings:
     _dtypes(inputs, found)
     _tied(inputs, found)
     _configurations(inputs, found)
-    if statistics := [name for name in found.averaged if name.endswith(_BATCH_NORM)]:
+    different = {os.path.realpath(checkpoint.path) for checkpoint in inputs}  # one alone fits its own weights
+    if len(different) > 1 and (statistics := [name for name in found.averaged if name.endswith(_BATCH_NORM)]):
         found.notes.append(
             f"{_some(statistics)}: statistics of BatchNorm are averaged too, and do not fit the merged weights; run "
             "torch.optim.swa_utils.update_bn(loader, model) before you use the model"

@@ -101,6 +101,7 @@ class Snapshot:
     copied: frozenset[str] = frozenset()  # buffers, and parameters that are not trained any more
     tied: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)  # those of the parameters, if the file has another one
+    order: tuple[str, ...] = ()  # the keys of the model's state dict; snapshots of earlier versions do not have them
 
     def story(self, name: str) -> Story | None:
         """Return how a tensor of this file came about; None if it holds the weights themselves."""
@@ -128,6 +129,7 @@ class Snapshot:
                 "copied": sorted(self.copied),
                 "tied": dict(self.tied),
                 "dtypes": dict(self.dtypes),
+                "order": self.order,
             }
         )
 
@@ -153,6 +155,7 @@ class Snapshot:
                 frozenset(found["copied"]),
                 dict(found["tied"]),
                 dict(found["dtypes"]),
+                tuple(map(str, found.get("order", ()))),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"{path} does not say what it is a snapshot of ({problem}); remove it") from problem

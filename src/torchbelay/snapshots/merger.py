@@ -16,7 +16,7 @@ import torch
 
 from torchbelay._version import __version__
 from torchbelay.belay.checks import some
-from torchbelay.belay.files import destination, replacing
+from torchbelay.belay.files import TORCH_ENDINGS, destination, replacing
 from torchbelay.belay.files import sync as sync_file
 from torchbelay.physics import arguments
 from torchbelay.physics.warnings import warn
@@ -26,7 +26,7 @@ from .differences import Findings, examine
 from .files import replacing_folder, sync
 from .layouts.safetensors import SafetensorsCheckpoint
 from .mean import Part, Source, Workspace, mean
-from .opening import TORCH_ENDINGS, holds_weights, left_behind, open_checkpoint, strangers
+from .opening import holds_weights, left_behind, open_checkpoint, strangers
 from .stream import Progress, stream, usual_threads
 from .weights import merge_weights
 

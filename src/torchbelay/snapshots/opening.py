@@ -6,12 +6,13 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from torchbelay.belay.files import TORCH_ENDINGS
+
 from .checkpoint import Checkpoint
 from .layouts.pipeline import Pipeline, parts
 from .layouts.safetensors import SafetensorsCheckpoint
 from .layouts.torchfile import TorchCheckpoint
 
-TORCH_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".tar")
 # Files with these endings hold weights or the state of a training run, and would contradict new weights beside them.
 _WEIGHTS = (
     *TORCH_ENDINGS,

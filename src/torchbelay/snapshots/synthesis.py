@@ -12,12 +12,12 @@ from typing import get_args
 from torch import Tensor
 
 from torchbelay._version import __version__
+from torchbelay.belay.files import check_safetensors_name
 from torchbelay.physics import arguments
 
 from .assembly import Assembly
 from .folder import Folder, Snapshot
 from .least_squares import Norm
-from .opening import TORCH_ENDINGS
 from .solution import Solution, Solver
 from .stream import Progress
 from .targets import Target, check, label
@@ -89,8 +89,13 @@ class Synthesis:
             yield from assembly.tensors()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the average as the state dict of the plain model; the snapshots are read tensor by tensor."""
-        return dict(self.tensors())
+        """Return the average as the state dict of the plain model; the snapshots are read tensor by tensor.
+
+        Keys have the order of the model's, if the snapshots are not of a version that did not record it.
+        """
+        found = dict(self.tensors())
+        known = [name for name in self.solutions[0].snapshots[-1].order if name in found]
+        return {name: found[name] for name in dict.fromkeys([*known, *found])}
 
     def save(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
         """Write the average as a safetensors file, piece by piece, whole or not at all.
@@ -111,11 +116,7 @@ class Synthesis:
         """Refuse a path at which `save` would overwrite a snapshot, or whose name says another kind of file."""
         if self.folder.owns(path):
             raise ValueError(f"path={os.fspath(path)!r} has the name of a snapshot among the others; give another name")
-        if os.fspath(path).endswith(TORCH_ENDINGS):
-            raise ValueError(
-                f"path={os.fspath(path)!r} has the name of a file of torch.save, and this is a safetensors file; "
-                "give a name that ends in .safetensors"
-            )
+        check_safetensors_name(path)
 
     def __str__(self) -> str:
         count = len(self.solutions[0].snapshots)

@@ -7,6 +7,7 @@ import ast
 import inspect
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -86,6 +87,10 @@ _TARGETS: dict[str, Callable[..., Target]] = {
 }
 
 
+# Names may be written as in a program that has imported torchbelay, or what it holds.
+_PREFIX = re.compile(r"^(?:(?:tb|torchbelay)\.)?(?:(?:methods|schedules|snapshots)\.)?")
+
+
 class Aim(NamedTuple):
     """A target at a step: the couplings of its steps, (steps, 4), its velocities, and the steps before its birth."""
 
@@ -152,6 +157,8 @@ def parse(text: str) -> Target:
 
     >>> parse("ema(half_life=2000)") == methods.ema(half_life=2000)
     True
+    >>> parse("tb.methods.ema(half_life=2000)") == parse("methods.ema(half_life=2000)") == parse("ema(half_life=2000)")
+    True
     >>> parse("window(1000)"), parse("Spring(k=1, m1=inf, m2=500)").m1
     (window(steps=1000), inf)
     """
@@ -171,7 +178,7 @@ def parse_family(text: str) -> list[Target]:
         call = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError) as problem:
         raise ValueError(f"{text!r} is not a call such as ema(half_life=2000); {_choices()}") from problem
-    name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+    name = _PREFIX.sub("", ast.unparse(call.func)) if isinstance(call, ast.Call) else ""
     if not isinstance(call, ast.Call) or name not in _TARGETS:
         raise ValueError(f"{text!r} is not a call of a known target, as ema(half_life=2000); {_choices()}")
     found = [_call(_TARGETS[name], call, chosen) for chosen in itertools.product(*map(_values, _arguments(call)))]
@@ -219,8 +226,8 @@ def _value(node: ast.expr) -> Any:
     """Return a number, a text, True, False, None, inf or a schedule; refuse everything else."""
     if isinstance(node, ast.Name) and node.id == "inf":
         return math.inf
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _SCHEDULES:
-        return _call(_SCHEDULES[node.func.id], node, [_value(each) for each in _arguments(node)])
+    if isinstance(node, ast.Call) and (name := _PREFIX.sub("", ast.unparse(node.func))) in _SCHEDULES:
+        return _call(_SCHEDULES[name], node, [_value(each) for each in _arguments(node)])
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError) as problem:

@@ -157,15 +157,18 @@ def _stability(found: "Identification") -> Iterator[str]:
 
 
 def _kinds(found: "Identification") -> Iterator[str]:
-    each = (("Buffers", found.buffers), ("Whole numbers", found.integers), ("Frozen weights", found.frozen))
-    for what, kind in (*each, ("Tied weights", found.tied)):
-        if kind is not None:
+    for what, kind in kinds(found):
+        if not kind.error:  # which is told as a problem
             yield _kind(what, kind)
 
 
+def kinds(found: "Identification") -> list[tuple[str, "Kind"]]:
+    """Return the kinds of tensors that were tried, each with its name in sentences."""
+    each = {"Buffers": found.buffers, "Whole numbers": found.integers, "Frozen weights": found.frozen}
+    return [(what, kind) for what, kind in (each | {"Tied weights": found.tied}).items() if kind is not None]
+
+
 def _kind(what: str, kind: "Kind") -> str:
-    if kind.error:
-        return f"{what}: {kind.error}."
     if what == "Tied weights":
         if kind.treatment == "averaged":
             return "Tied weights move once per update."

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .comparison import abridge
-from .paragraph import ordinal
+from .paragraph import kinds, ordinal
 
 if TYPE_CHECKING:
     from .identification import Identification
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def with_problems(found: "Identification", measured: "Measurement", every: int) -> "Identification":
     """Return the findings with their problems; `every` is after how many calls the average is meant to move."""
-    sentences = [*_habits(measured), *_begin(found)]
+    sentences = [*_habits(measured), *_failures(found), *_begin(found)]
     if found.reason is not None:
         sentences.append(f"It is {found.reason}.")
     else:
@@ -42,6 +42,15 @@ def _habits(measured: "Measurement") -> Iterator[str]:
     averaged = measured.rest.names
     if missing := [n for n, _ in measured.rest.run.model.named_parameters() if n not in averaged]:
         yield f"{abridge(missing)} has no average."
+
+
+def _failures(found: "Identification") -> Iterator[str]:
+    """Tell the tensors that the code raises on, if a model has them."""
+    for what, kind in kinds(found):
+        if kind.error:
+            number = what == "Whole numbers" and kind.error.startswith("update()")
+            cure = "copy them instead of averaging them" if number else "models that have them cannot be averaged by it"
+            yield f"{what}: {kind.error}; {cure}."
 
 
 def _begin(found: "Identification") -> Iterator[str]:

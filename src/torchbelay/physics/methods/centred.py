@@ -55,8 +55,8 @@ class centred:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        schedules.check("theta", self.theta, _THETA)
-        schedules.check("rate", self.rate, _SCHEDULED_RATE if callable(self.rate) else _RATE)
+        schedules.keep(self, "theta", _THETA)
+        schedules.keep(self, "rate", _SCHEDULED_RATE if callable(self.rate) else _RATE)
         arguments.one_of("follow", self.follow, get_args(Follow))
 
     @property

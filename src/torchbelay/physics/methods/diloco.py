@@ -45,8 +45,8 @@ class diloco(Unscaled):
 
     def __post_init__(self) -> None:
         arguments.whole("every", self.every, low=1)
-        arguments.number("momentum", self.momentum, low=0, high=1, open_low=False)
-        arguments.number("lr", self.lr, low=0)
+        arguments.keep(self, "momentum", low=0, high=1, open_low=False)
+        arguments.keep(self, "lr", low=0)
         if self.lr >= self.max_stable_lr:
             raise ValueError(
                 f"lr={self.lr!r} with momentum={self.momentum!r} is unstable: directions in which a round comes to "

@@ -41,11 +41,9 @@ class easgd(Unscaled):
 
     def __post_init__(self) -> None:
         if arguments.exactly_one(alpha=self.alpha, rho=self.rho) == "alpha":
-            assert self.alpha is not None
-            arguments.number("alpha", self.alpha, low=0, high=1)
+            arguments.keep(self, "alpha", low=0, high=1)
         else:
-            assert self.rho is not None
-            arguments.number("rho", self.rho, low=0)
+            arguments.keep(self, "rho", low=0)
         arguments.whole("every", self.every, low=1)
 
     @property

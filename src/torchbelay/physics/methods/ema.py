@@ -13,6 +13,7 @@ from torchbelay.physics.schedules import Bounds, Schedule
 Warmup = Literal["ratio", "inverse-power"]
 
 _DECAY = Bounds(0, 1, open_low=False, open_high=False)
+_POWER = 2 / 3  # of an inverse-power warm-up
 _LARGEST = 700.0  # exp of it is still a float
 
 
@@ -72,7 +73,7 @@ class ema:
     half_life_samples: float | None = None
     batch_size: int | None = None
     warmup: Warmup | None = None
-    power: float = 2 / 3
+    power: float = _POWER
     follow: Follow = "after"
     inv_gamma: float = 1.0
     min_decay: float = 0.0
@@ -85,9 +86,9 @@ class ema:
             decay=self.decay, half_life=self.half_life, half_life_samples=self.half_life_samples
         )
         if self.decay is not None:
-            schedules.check("decay", self.decay, _DECAY)
+            schedules.keep(self, "decay", _DECAY)
         else:
-            arguments.number(given, getattr(self, given), low=0)
+            arguments.keep(self, given, low=0)
         if (self.half_life_samples is None) != (self.batch_size is None):
             raise ValueError(
                 f"half_life_samples={self.half_life_samples!r} and batch_size={self.batch_size!r} go together: "
@@ -99,20 +100,22 @@ class ema:
             arguments.share(given, getattr(self, given), self._rate(1))
         if self.warmup is not None:
             arguments.one_of("warmup", self.warmup, get_args(Warmup))
-        arguments.number("power", self.power, low=0)
+        arguments.keep(self, "power", low=0)
         arguments.one_of("follow", self.follow, get_args(Follow))
         self._check_warmup(given)
 
     def _check_warmup(self, given: str) -> None:
         """Refuse numbers of a warm-up that are out of range, or that nothing would use."""
-        if arguments.number("inv_gamma", self.inv_gamma, low=0) != 1 and self.warmup != "inverse-power":
-            raise ValueError(
-                f"inv_gamma={self.inv_gamma!r} belongs to warmup='inverse-power', and warmup={self.warmup!r}; leave "
-                "inv_gamma out, or give that warm-up"
-            )
+        arguments.keep(self, "inv_gamma", low=0)
+        for name, default in (("power", _POWER), ("inv_gamma", 1.0)):
+            if (value := getattr(self, name)) != default and self.warmup != "inverse-power":
+                raise ValueError(
+                    f"{name}={value!r} belongs to warmup='inverse-power', and warmup={self.warmup!r}; leave {name} "
+                    "out, or give that warm-up"
+                )
         if self.rampup_ratio is not None:
-            arguments.number("rampup_ratio", self.rampup_ratio, low=0)
-        if not arguments.number("min_decay", self.min_decay, **_DECAY._asdict()):
+            arguments.keep(self, "rampup_ratio", low=0)
+        if not arguments.keep(self, "min_decay", **_DECAY._asdict()):
             return
         if self.varies == "never":
             raise ValueError(

@@ -39,8 +39,8 @@ class ema_nesterov(Unscaled):
     unscaled: ClassVar[str] = "it extrapolates by β once per step, and κ extrapolations are not one"
 
     def __post_init__(self) -> None:
-        schedules.check("beta", self.beta, _BETA)
-        arguments.number("gamma", self.gamma, low=0, high=1, open_low=False)
+        schedules.keep(self, "beta", _BETA)
+        arguments.keep(self, "gamma", low=0, high=1, open_low=False)
 
     @property
     def varies(self) -> Varies:

@@ -1,6 +1,5 @@
 """Lookahead: k steps forward, one step back."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,7 +42,7 @@ class lookahead(Unscaled):
 
     def __post_init__(self) -> None:
         arguments.whole("k", self.k, low=1)
-        arguments.number("alpha", self.alpha, low=0, high=math.nextafter(1, 2))
+        arguments.keep(self, "alpha", low=0, high=1, open_high=False)
 
     @property
     def period(self) -> int:

@@ -20,7 +20,7 @@ class _Momentum(Unscaled, Remembers):
     unscaled: ClassVar[str] = "w2 is a point of the step before, not an average"
 
     def __post_init__(self) -> None:
-        arguments.number("momentum", self.momentum, low=0, high=1, open_low=False)
+        arguments.keep(self, "momentum", low=0, high=1, open_low=False)
 
     def _repulsion(self, step: int, lr: float) -> float:
         """Return −μ·lr_t/lr_{t−1}; the ratio rescales the last displacement to this learning rate."""

@@ -41,12 +41,10 @@ class power_ema(Scaleless):
 
     def __post_init__(self) -> None:
         if arguments.exactly_one(gamma=self.gamma, sigma_rel=self.sigma_rel) == "gamma":
-            assert self.gamma is not None
-            arguments.number("gamma", self.gamma, low=0, open_low=False)
+            arguments.keep(self, "gamma", low=0, open_low=False)
         else:
-            assert self.sigma_rel is not None
             # γ = 0, the uniform average, is the widest: σ_rel = 1/√12
-            arguments.number("sigma_rel", self.sigma_rel, low=0, high=math.nextafter(12**-0.5, 1))
+            arguments.keep(self, "sigma_rel", low=0, high=12**-0.5, open_high=False)
 
     @cached_property
     def exponent(self) -> float:

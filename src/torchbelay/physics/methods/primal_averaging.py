@@ -32,8 +32,8 @@ class primal_averaging:
     varies: ClassVar[Varies] = "never"
 
     def __post_init__(self) -> None:
-        arguments.number("mu_x", self.mu_x, low=0, high=1, open_low=False)
-        arguments.number("mu_y", self.mu_y, low=0, high=1, open_low=False)
+        arguments.keep(self, "mu_x", low=0, high=1, open_low=False)
+        arguments.keep(self, "mu_y", low=0, high=1, open_low=False)
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; ignores `step` and `lr`."""

@@ -43,9 +43,9 @@ class schedule_free(Scaleless, Remembers):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        arguments.number("beta", self.beta, low=0, high=1, open_low=False)
-        arguments.number("r", self.r, low=0, open_low=False)
-        arguments.number("weight_lr_power", self.weight_lr_power, low=0, open_low=False)
+        arguments.keep(self, "beta", low=0, high=1, open_low=False)
+        arguments.keep(self, "r", low=0, open_low=False)
+        arguments.keep(self, "weight_lr_power", low=0, open_low=False)
 
     def coupling(self, step: int, lr: float) -> Coupling:
         """Return the coupling; if `lr` changes, call once per step and in order."""

@@ -33,7 +33,7 @@ class switch_ema(Unscaled):
     unscaled: ClassVar[str] = "the weights switch at steps of their own; give decay^κ, and choose `every` anew"
 
     def __post_init__(self) -> None:
-        arguments.number("decay", self.decay, low=0, high=1)
+        arguments.keep(self, "decay", low=0, high=1)
         arguments.whole("every", self.every, low=1)
 
     @property
