@@ -38,8 +38,7 @@ def change(parts: Parts, name: str, rule: Rule) -> None:
             company.refuse_second_pull(parts.member, pulled_by(everything))
         facts |= replicas.methods([{name: some} for some in wanted])
     options = parts.first.options
-    if options.bits is None:
-        warn_of_narrow(everything, dtype=options.dtype, every=options.every)
+    warn_of_narrow(everything, dtype=options.dtype, bits=options.bits, every=options.every)
     if name == MAIN:
         warn_of_rounding(everything, rounding=options.rounding)
         for part, some in zip(parts.each, wanted, strict=True):

@@ -27,21 +27,10 @@ from torchbelay.physics.identity import describe_or_sample, difference, same, sa
 from torchbelay.physics.method import Method, Remembers
 from torchbelay.physics.warnings import warn
 
+from . import checks
 from .average import Average, Entry, WholeAverage, key_of
 from .buffers import follower, is_averaged
-from .checks import (
-    OR_CHANGE,
-    check_age,
-    check_memory,
-    damaged,
-    equal,
-    fits,
-    flag,
-    named,
-    same_averages,
-    same_names,
-    whole,
-)
+from .checks import OR_CHANGE, check_age, check_memory, damaged, equal, fits, flag, named, same_names, whole
 from .cohort import Cohort, inertias
 from .options import Options
 from .shard import local, part_for
@@ -163,7 +152,7 @@ def checked(
         )
     try:
         _check_options(state["options"], options)
-        same_averages(state["averages"], expected)
+        checks.same_averages(state["averages"], expected)
         whole("step", state["step"])
         for each in ("ahead", "began"):
             flag(each, state[each])

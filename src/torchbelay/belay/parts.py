@@ -125,8 +125,7 @@ class Parts:
         self.group = slices.group if slices is not None else None if self.team is None else self.team.group
         self.model, self._options, self.live = model, options, Live()
         self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
-        self.saved_with_optimizer = False
-        self.weights_ride = False  # an optimizer's state has the model's own weights too: its checkpoints the average
+        self.saved_with_optimizer = self.weights_ride = False  # an optimizer's state has averages; has own weights too
         others = replace(options, buffers="ignore")
         self.each = [
             Part(model, optimizer, rules, others if i else options, self.member, self._initial, slices)
@@ -153,8 +152,7 @@ class Parts:
         for name in self.averages:
             if not any(each[name] for each in found):
                 held = [names[id(p)] for p in self.parameters() if id(p) in names]
-                why = why_nothing(held, self.first.optimizer, self.model)
-                raise ValueError(f"nothing to average for {name!r}: {why}")
+                raise ValueError(why_nothing(name, held, self.first.optimizer, self.model))
         company.refuse_among(self.member, self.model.parameters(), "Belay(...)")
         main = [wanted for each in found for wanted in each[MAIN]]
         if not replace:
@@ -164,8 +162,7 @@ class Parts:
         everything = [wanted for each in found for some in each.values() for wanted in some]
         check_kernels(everything, impl=self._options.impl, rounding=self._options.rounding)
         warn_of_rounding(main, rounding=self._options.rounding)
-        if self._options.bits is None:
-            warn_of_narrow(everything, dtype=self._options.dtype, every=self._options.every)
+        warn_of_narrow(everything, dtype=self._options.dtype, bits=self._options.bits, every=self._options.every)
         for part, each in zip(self.each, found, strict=True):
             warn_of_feedback(each[MAIN], part.optimizer)
         return [each[MAIN] for each in found]

@@ -40,8 +40,12 @@ def check_model(model: object) -> nn.Module:
     return module
 
 
-def why_nothing(held: list[str], optimizer: Optimizer | None, model: nn.Module) -> str:
+def why_nothing(average: str, held: list[str], optimizer: Optimizer | None, model: nn.Module) -> str:
     """Return why an average has no parameter, if these are the names of those that the optimizer holds."""
+    return f"nothing to average for {average!r}: {_why(held, optimizer, model)}"
+
+
+def _why(held: list[str], optimizer: Optimizer | None, model: nn.Module) -> str:
     if next(model.parameters(), None) is None:
         return f"the model, {type(model).__name__}, has no parameters; pass the module that is trained"
     if held:
@@ -209,15 +213,15 @@ def warn_of_rounding(found: Iterable[Wanted], *, rounding: str) -> None:
         )
 
 
-def warn_of_narrow(found: Iterable[Wanted], *, dtype: torch.dtype | None, every: int) -> None:
-    """Warn about averages of 16 bits whose steps are too small for them.
+def warn_of_narrow(found: Iterable[Wanted], *, dtype: torch.dtype | None, bits: int | None, every: int) -> None:
+    """Warn about averages of 16 bits, not of 24, whose steps are too small for them.
 
     A step moves the average w2 by b·(w1 − w2). Numbers beside w2 are eps·|w2| apart, or half of that, and what is
     nearer than the half of this distance rounds to w2 itself. With b < eps/2 the step is lost unless weight and average
     are further apart than the average is large: 2^-8 for bfloat16, 2^-11 for float16.
     """
     rates: dict[int, float | None] = {}
-    for name, p, method, _ in found:
+    for name, p, method, _ in found if bits is None else ():
         kept = average_dtype(p.dtype, dtype)
         if kept.itemsize != (4 if kept.is_complex else 2):
             continue

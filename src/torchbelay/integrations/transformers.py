@@ -208,6 +208,9 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         hook = self._follows[1].register_load_state_dict_post_hook(seen.append)
         try:
             yield
+        except UnfitError as error:
+            how = "attach() as before, and call callback.belay.change(method) in on_train_begin of a further callback"
+            raise ValueError(f"{error}. Here: {how}") from error
         finally:
             hook.remove()
         if not seen:
@@ -254,10 +257,7 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         if not self._export:
             self.use_weights(_UNTIL_IT_TRAINS)
 
-    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Without `export`, give the model its weights back."""
-        if not self._export:
-            self.use_weights(_UNTIL_IT_TRAINS)
+    on_predict = on_evaluate
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the trained model be the average."""
@@ -288,13 +288,7 @@ class _Averaging(Trainer):  # type: ignore[misc]  # Transformers has no types
         callback: BelayCallback = getattr(self, _CALLBACK)
         callback._prepare(self.model, self.optimizer)
         with callback._loading(checkpoint):
-            try:
-                super()._load_optimizer_and_scheduler(checkpoint)
-            except UnfitError as error:
-                raise ValueError(
-                    f"{error}. Here: attach() as before, and call callback.belay.change(method) in on_train_begin of a "
-                    "further callback"
-                ) from error
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_best_model(self) -> None:
         """Load it as the weights, at which the average begins again: else `evaluate()` would evaluate the last one."""
