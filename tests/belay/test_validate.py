@@ -444,6 +444,9 @@ class Table:
 
     varies = "step"
 
+    def __repr__(self) -> str:
+        return "Table()"
+
     def coupling(self, step: int, lr: float) -> tb.Coupling:
         b = ([1e-5] * 10)[step - 1]
         return tb.Coupling(0.0, b, 1.0, b)

@@ -234,20 +234,18 @@ def _rescaled(s: Spring, steps: int, tuned_for: int, rule: Rule) -> dict[str, An
 
 
 def _rows(f: dict[str, Any], *, ema: bool) -> list[tuple[str, str]]:
-    """Return the facts as (label, value), the lines of a table; an EMA that was given as such matches itself."""
+    """Return the facts as (label, value), the lines of a table; an EMA that was given as such is no spring."""
     absolute = f", {f['effective_lr']:.4g} at lr {f['lr']:g}" if "lr" in f else ""
     matched = "none"
     if found := f["matched_ema"]:
         matched = f"decay {found['decay']:.10g} at {found['lr_scale']:.4g} of the learning rate{absolute}"
-    rows = [("regime", f["regime"])]
-    if "alpha" in f:
+    rows = [] if ema else [("regime", f["regime"])]
+    if "alpha" in f and not ema:
         rows += [("α, β", f"{f['alpha']:.10g}, {f['beta']:.10g}"), ("κ1 + κ2", f"{f['kappa1'] + f['kappa2']:.6g}")]
-    rows += [
-        ("decay per step", f"{f['decay']:.10g}"),
-        ("half-life", f"{f['half_life']:.6g} steps"),
-        ("θ = m2/m1" if "spring" in f else "θ", f"{f['theta']:.6g}"),
-        ("effective learning rate", f"{f['effective_lr_scale']:.4g} of the optimizer's{absolute}"),
-    ]
+    rows += [("decay per step", f"{f['decay']:.10g}"), ("half-life", f"{f['half_life']:.6g} steps")]
+    if not ema:
+        rows.append(("θ = m2/m1" if "spring" in f else "θ", f"{f['theta']:.6g}"))
+    rows.append(("effective learning rate", f"{f['effective_lr_scale']:.4g} of the optimizer's{absolute}"))
     if not ema:
         rows.append(("matched EMA", matched))
     if "curvature" in f:
