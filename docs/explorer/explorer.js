@@ -111,7 +111,7 @@ function problemOfMethod(s) {
   switch (s.mode) {
     case "spring": return problemOfSpring(s);
     case "centred": return outOfRange("theta", s.theta, -1) ?? outOfRange("rate", s.c, 0, 1) ?? unknownFollow(s);
-    case "lookahead": return notWhole("k", s.every, 1) ?? outOfRange("alpha", s.alpha, 0, 1 + 2 ** -52);
+    case "lookahead": return notWhole("k", s.every, 1) ?? outOfRange("alpha", s.alpha, 0, 1, true, false);
     case "nesterov": return outOfRange("momentum", s.mu, 0, 1, false);
     default: return outOfRange("beta", s.mu, 0, 1, false) ?? notWhole("step", s.step, 2);
   }

@@ -205,6 +205,7 @@ def test_whole_numbers_in_a_directory_of_format_1_are_read_by_way_of_a_file(tmp_
     belay.load_state_dict(torch.load(tmp_path / "file.pt", weights_only=True)["belay"])
 
 
+@pytest.mark.filterwarnings("ignore:.* will hardly move")  # a bfloat16 average of many steps
 @pytest.mark.parametrize("asked", [None, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("way", ["file", "directory"])
 def test_averaged_buffers_of_16_bits_are_cast_up(way: str, asked: torch.dtype | None, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torchbelay.physics import identity, schedules
 NAMES = {**vars(methods), **vars(readouts), **vars(schedules)}
 TEXTS = {
     "ema(decay=0.9)": methods.ema(0.9),
-    "ema(half_life=50)": methods.ema(half_life=50),
+    "ema(half_life=50.0)": methods.ema(half_life=50),
     "ema(decay=0.9999, warmup='inverse-power', power=0.75)": methods.ema(0.9999, warmup="inverse-power", power=3 / 4),
     "ema(decay=cosine(start=0.9, end=1.0, steps=10), follow='before')": methods.ema(
         schedules.cosine(0.9, 1.0, 10), follow="before"
@@ -21,7 +21,7 @@ TEXTS = {
     "schedule_free(beta=0.5, weight_lr_power=1.0)": methods.schedule_free(0.5, weight_lr_power=1.0),
     "centred(theta=-0.5, rate=0.01)": methods.centred(-0.5, 0.01),
     "switch_ema(decay=0.9, every=10)": methods.switch_ema(decay=0.9, every=10),
-    "bema(lag=20)": readouts.bema(lag=20),
+    "bema(lag=20.0)": readouts.bema(lag=20),
 }
 
 

@@ -229,8 +229,9 @@ def warn_of_narrow(found: Iterable[Wanted], *, dtype: torch.dtype | None, bits: 
             rates[id(method)] = _late_rate(method, every)
         rate, least = rates[id(method)], torch.finfo(kept).eps / 2
         if rate is not None and 0 < rate < least:
+            steps = "a step" if varies(method) == "never" else f"step {LATE:,}"
             warn(
-                f"the average of {name!r} has {kept}, and a step of {method!r} moves it by {rate:.1g} of its distance "
+                f"the average of {name!r} has {kept}, and {steps} of {method!r} moves it by {rate:.1g} of its distance "
                 f"to the weights: less than {least:.1g} rounds away, so that it will hardly move. Leave "
                 f"dtype={dtype} out, or give bits=24"
             )
