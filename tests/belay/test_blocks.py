@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import torchbelay as tb
-from helpers.small import EMA, mlp, same, train, values
+from helpers.small import EMA, mlp, same, train, values, with_batchnorm
 
 
 def trained(**options: Any) -> tuple[nn.Module, torch.optim.Optimizer, tb.Belay]:
@@ -238,3 +238,41 @@ def test_what_one_thread_reads_is_the_average_whatever_blocks_another_one_enters
         sys.setswitchinterval(interval)
     assert wrong == []
     assert same(values(model), weights)
+
+
+def test_what_one_belay_exports_is_right_whatever_blocks_another_one_of_the_model_enters() -> None:
+    model, _, belay = trained()
+    other = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
+    weights, inside, done = values(model), threading.Event(), threading.Event()
+
+    def evaluate() -> None:
+        while not done.is_set():
+            with belay.averaged():
+                inside.set()
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    inside.wait()
+    try:
+        exported = [dict(other.model_state_dict()) for _ in range(60)]
+    finally:
+        done.set()
+        thread.join()
+    assert all(same(each, weights) for each in exported)
+
+
+def test_outside_for_a_moment_a_block_keeps_what_was_written_to_its_buffers() -> None:
+    for readout in (None, tb.readouts.blend(0.5)):
+        model = with_batchnorm()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        belay = tb.Belay(model, optimizer, EMA)
+        train(model, optimizer, 3)
+        own = values(model)
+        with belay.averaged(readout=readout):
+            mean = next(b for name, b in model.named_buffers() if name.endswith("running_mean"))
+            mean.fill_(7.0)
+            held = values(model)
+            with belay._outside():
+                assert same(values(model), own)
+            assert same(values(model), held)
+        assert same(values(model), own)

@@ -12,6 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import torchbelay as tb
 from helpers.small import BELAY, EMA, mlp, train
+from torchbelay.belay import takeover
 
 WARNED = r"another optimizer \(\w+\) has stepped the weights \d+ times since the last step of the SGD"
 
@@ -68,6 +69,16 @@ def test_a_parameter_that_the_other_optimizer_gets_later_counts() -> None:
     train(model, other, 20)
     belay.state_dict()
     other.add_param_group({"params": list(model.parameters())})
+    train(model, other, 20)
+    with pytest.warns(tb.BelayWarning, match=WARNED):
+        belay.state_dict()
+
+
+def test_a_list_of_parameters_that_is_replaced_counts() -> None:
+    model, _, belay = trained()
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
+    train(model, other, 1)
+    other.param_groups[0]["params"] = list(model.parameters())
     train(model, other, 20)
     with pytest.warns(tb.BelayWarning, match=WARNED):
         belay.state_dict()
@@ -145,6 +156,19 @@ def test_two_optimizers_that_take_turns_are_usual_from_the_second_turn_on() -> N
     belay.average_state_dict()
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_optimizer_that_holds_frozen_weights_does_not_step_them() -> None:
+    model, _, belay = trained()
+    head = nn.Linear(1, 1)
+    other = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.01)
+    for p in model.parameters():
+        p.grad = None
+    for _ in range(20):
+        head(torch.ones(2, 1)).sum().backward()
+        other.step()
+    belay.average_state_dict()
+
+
 class Wrapping(torch.optim.SGD):
     """A step of this optimizer is many of another one's, which has the same weights."""
 
@@ -198,6 +222,20 @@ def test_without_a_belay_torch_has_no_hook_of_ours() -> None:
         assert len(now) == (1 if left or ours else 0)
         if left:
             belays.pop().detach()
+
+
+def test_optimizers_that_share_nothing_are_not_counted_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one optimizer per parameter, each step would ask all others."""
+    model = mlp()
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+    belay = tb.Belay(model, optimizers, EMA)
+    asked: list[object] = []
+    monkeypatch.setattr(takeover.Takeover, "count", lambda self, optimizer: asked.append(optimizer))
+    for p, optimizer in zip(model.parameters(), optimizers, strict=True):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert asked == []
+    belay.detach()
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -322,8 +322,8 @@ def _on_the_ring() -> str:
     return (
         f"- The ring has {len(found[0].nominal)} rates. At {about['high_lr']:g}, BELAY, EMA and the matched EMA lose "
         f"{lost} seeds, and the matched EMA has\n  the lower loss: what BELAY gains over EMA there is due to its lower "
-        f"rate. BELAY is shown to be better once: on the ring\n  with {spring}, {better.size} times the loss of "
-        f"its matched EMA at {lr:g}."
+        f"rate. At rates that lose no seed, BELAY is\n  shown to be better once: on the ring with {spring}, "
+        f"{better.size} times the loss of its\n  matched EMA at {lr:g}."
     )
 
 

@@ -87,6 +87,8 @@ class Access:
             if swap is None:
                 yield
                 return
+            buffers = modules.named_buffers(self._model)  # under a readout, what was written to them would be dropped
+            written = {name: buffer.clone() for name, buffer in buffers.items()} if swap.readout is not None else {}
             with signals_held():
                 member.leave()
             try:
@@ -95,6 +97,8 @@ class Access:
                 again = self._swap(swap.average.name, swap.readout)
                 with signals_held():
                     member.enter(again, *holders)
+                    for name, value in written.items():
+                        modules.named_buffers(self._model)[name].copy_(value)
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -56,12 +56,13 @@ class Held(Protocol):
 class Member:
     """One Belay, as its steppers and other Belays know it."""
 
+    lock = RLock()  # one for all, which may share a model: one thread at a time puts an average there, or exports
+
     def __init__(self, live: Held) -> None:
         self.live = live
         self.swap: Swap | None = None  # its model holds an average at present
         self._moved: set[int] = set()  # the parameters, by id, whose weights the swap puts elsewhere
         self.holders: list[object] = []  # the blocks that need the average in the model
-        self.lock = RLock()  # for blocks of several threads: an average is put into the model by one of them at a time
         self.successors: WeakSet[Member] = WeakSet()  # Belays of other optimizers, made later, that pulled the same
         self._steppers: list[ref[Stepping]] = []  # which hold this: a cycle would keep tensors until it is collected
 

@@ -165,11 +165,12 @@ class OptimizerState:
         """
         part, parts = self._part, self.parts
         parts.wait()
-        if parts.member.settled_swap() is None:
-            part.averages.refresh_names(names)
-            part.averages.fit_buffers()
-        parts.warn_of_torn()
-        averages = part.averages.saved(parts.member.swap, part.stepper.memories)
+        with parts.member.lock:
+            if parts.member.settled_swap() is None:
+                part.averages.refresh_names(names)
+                part.averages.fit_buffers()
+            parts.warn_of_torn()
+            averages = part.averages.saved(parts.member.swap, part.stepper.memories)
         return {
             "format": checkpoint.FORMAT,
             "step": part.clock.count,

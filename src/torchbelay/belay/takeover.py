@@ -1,5 +1,6 @@
 """Another optimizer that takes over the weights in the middle of a run: the average does not move with its steps."""
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 from weakref import ref
 
@@ -35,19 +36,20 @@ class Takeover:
         self._count, self._usual, self._other, self._warned = 0, 0, "", False
         self._held: list[Tensor] = []
         self._ids: frozenset[int] = frozenset()
-        self._others: dict[int, tuple[ref[Optimizer], int, bool]] = {}  # by their ids: the number of groups, the answer
 
     def watch(self) -> None:
         """Count from now on, unless steps are taken by hand: users may do so now and then."""
         if self._optimizer is None:
             return
         _watching[:] = [*(each for each in _watching if each() is not None), ref(self)]
+        _known.clear()
         if not _handles:
             _handles.append(register_optimizer_step_post_hook(_count))
 
     def end(self) -> None:
         """Count no more; without anybody who counts, torch's optimizers are as they were."""
         _watching[:] = [each for each in _watching if each() not in (None, self)]
+        _known.clear()
         if not _watching:
             while _handles:
                 _handles.pop().remove()
@@ -60,23 +62,24 @@ class Takeover:
         """Count from 0: the average belongs to the weights as they are now."""
         self._count = 0
 
+    def shares(self, optimizer: Optimizer) -> bool:
+        """Whether another optimizer has one of the parameters."""
+        return optimizer is not self._optimizer and not self._own().isdisjoint(map(id, _parameters(optimizer)))
+
     def count(self, optimizer: Optimizer) -> None:
-        """Count a step of any optimizer, if it is one of those that count."""
-        own = self._optimizer
-        if own is not None and optimizer is not own and self._shares(optimizer) and not is_stepping(own):
+        """Count a step of another optimizer, if it has a gradient for one of the parameters: else it moves none."""
+        own = self._own()
+        moves = any(p.grad is not None and id(p) in own for p in _parameters(optimizer))
+        if moves and self._optimizer is not None and not is_stepping(self._optimizer):
             self._count += 1
             self._other = type(optimizer).__name__
 
-    def _shares(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer has one of the parameters; it is looked up again if either has changed."""
-        held, groups = self._averages.parameters.all, optimizer.param_groups
+    def _own(self) -> frozenset[int]:
+        """Return the ids of the parameters of the own optimizer."""
+        held = self._averages.parameters.all
         if held is not self._held:
-            self._held, self._ids, self._others = held, frozenset(map(id, held)), {}
-        known = self._others.get(id(optimizer))
-        if known is None or known[0]() is not optimizer or known[1] != len(groups):
-            found = any(id(p) in self._ids for group in groups for p in group["params"])
-            known = self._others[id(optimizer)] = ref(optimizer), len(groups), found
-        return known[2]
+            self._held, self._ids = held, frozenset(map(id, held))
+        return self._ids
 
     def look(self) -> None:
         """Warn if others have stepped more often than ever between two steps of the own optimizer."""
@@ -94,11 +97,23 @@ class Takeover:
 
 _watching: list[ref[Takeover]] = []
 _handles: list[Any] = []  # the hook of torch, while anybody counts
+_known: dict[int, tuple[ref[Optimizer], list[int], list[ref[Takeover]]]] = {}  # who counts the steps of an optimizer
 
 
 def _count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():  # another optimizer is being compiled: stay out of its graph
         return
-    for each in tuple(_watching):
+    lists = [id(group["params"]) for group in optimizer.param_groups]
+    known = _known.get(id(optimizer))
+    if known is None or known[0]() is not optimizer or known[1] != lists:
+        for key in [key for key, (gone, *_) in _known.items() if gone() is None]:
+            del _known[key]
+        sharing = [each for each in _watching if (one := each()) is not None and one.shares(optimizer)]
+        known = _known[id(optimizer)] = ref(optimizer), lists, sharing
+    for each in known[2]:
         if (one := each()) is not None:
             one.count(optimizer)
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])

@@ -233,7 +233,7 @@ def warn_of_narrow(found: Iterable[Wanted], *, dtype: torch.dtype | None, bits: 
             warn(
                 f"the average of {name!r} has {kept}, and {steps} of {method!r} moves it by {rate:.1g} of its distance "
                 f"to the weights: less than {least:.1g} rounds away, so that it will hardly move. Leave "
-                f"dtype={dtype} out, or give bits=24"
+                f"dtype={dtype} out, or give bits=24 instead"
             )
             return
 

@@ -127,7 +127,12 @@ def _fill(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     """Set the decay and β1 of a run that were not given; return what was read, and what is doubtful about them."""
     if args.from_run is None:
         return None, []
-    options = read_options(args.from_run)
+    try:
+        options = read_options(args.from_run)
+    except ValueError:
+        if args.decay is None or args.beta1 is None:
+            raise
+        options = None  # a file of another program, of which nothing is needed
     if options is None:
         return None, [] if args.beta1 is not None else [_NO_BETA1]
     read = []

@@ -28,7 +28,7 @@ def read_options(stats: Path) -> RunOptions | None:
     path = stats.parent / NAME
     if not path.is_file():
         return None
-    cure = "mend it, or move the reports to a folder without it and give --decay and --beta1"
+    cure = "give --decay and --beta1"
     try:
         resolved = json.loads(path.read_text(encoding="utf-8"))["resolved"]
         method = _spring(resolved["method"])

@@ -139,15 +139,16 @@ class BelayCallback(TrainerCallback):  # type: ignore[misc]  # Transformers has 
         """
         if self._belay is None or self._follows is None:
             return
-        if (swap := self._belay._swap()) is not None:
-            with signals_held():
-                self._belay._parts.member.enter(swap, _UNTIL_IT_TRAINS)
-            self._entered = self._versions()
+        with self._belay._parts.member.lock:
+            if (swap := self._belay._swap()) is not None:
+                with signals_held():
+                    self._belay._parts.member.enter(swap, _UNTIL_IT_TRAINS)
+                self._entered = self._versions()
 
     def use_weights(self, holder: object = None) -> None:
         """Let the model hold its weights; with a holder, unless another one, as a block, needs the average there."""
         if self._belay is not None and self._belay._parts.member.swap is not None:
-            with signals_held():
+            with self._belay._parts.member.lock, signals_held():
                 self._belay._parts.member.leave(holder)
 
     def _continue(self) -> None:

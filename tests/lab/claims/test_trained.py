@@ -5,6 +5,8 @@ import pytest
 from helpers import score_records
 from torchbelay.lab.claims.trained import (
     NEGATIVE,
+    Tally,
+    _nearly_all,
     compare_on_mnist,
     compare_on_plane,
     compare_on_ring,
@@ -85,6 +87,14 @@ def test_nearly_all_seeds_must_agree(agree: int, kept: bool) -> None:
         assert compare_on_ring({"ring": of_ring}, "EMA", shared=shared) == (agree, 0, 10)
     answer = judge_robustness({"robustness": plane(4, 4, 4), "ring": of_ring}).answer
     assert answer is (Answer.IN_PART if kept else Answer.UNDECIDED)
+
+
+@pytest.mark.parametrize("cases", [10, 20, 30, 50, 100])
+def test_a_range_that_is_wider_for_exactly_a_tenth_of_the_seeds_fails(cases: int) -> None:
+    tenth = cases // 10
+    assert _nearly_all(Tally(tenth, 0, cases)) is False
+    assert _nearly_all(Tally(tenth + 1, 0, cases)) is None
+    assert _nearly_all(Tally(cases - tenth, 0, cases)) is True
 
 
 def test_the_numbers_are_those_of_the_records() -> None:

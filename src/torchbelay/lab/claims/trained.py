@@ -155,7 +155,7 @@ def _nearly_all(tally: Tally) -> Outcome:
     """Whether BELAY's range is wider for nearly all seeds (True) or for nearly none (False); None in between."""
     if tally.wider >= SURE * tally.cases:
         return True
-    return False if tally.wider <= (1 - SURE) * tally.cases else None
+    return False if tally.cases - tally.wider >= SURE * tally.cases else None
 
 
 def _nearly_all_differ(tally: Tally) -> Outcome:
