@@ -5,6 +5,7 @@ move, they have all moved, or further steps are refused until `reset()` or `load
 """
 
 import copy
+import gc
 import os
 import signal
 import warnings
@@ -74,6 +75,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer, belays: list[
 
 
 def steps(make: Callable[[], Made], count: int) -> Made:
+    gc.collect()  # Belays of lines before: a step walks over all, and would take more lines than were counted
     torch.manual_seed(0)
     model, optimizer, belays = make()
     for number in range(count):

@@ -20,6 +20,10 @@ class Follower(Protocol):
         """Whether `before()` has been called for the present step."""
 
     @property
+    def torn(self) -> bool:
+        """Whether `after()` was stopped in the middle."""
+
+    @property
     def pulls(self) -> bool:
         """Whether it may change the weights."""
 
@@ -76,8 +80,20 @@ class StepHooks:
             for each in looking:
                 each.look()
             with signals_held():
+                self._move(followers)
+
+    @staticmethod
+    def _move(followers: list[Follower]) -> None:
+        """Let all move. If an exception comes when some have moved, the others do so too, but one that is torn."""
+        try:
+            for each in followers:
+                each.after()
+        except BaseException:
+            if not all(each.under_way for each in followers):
                 for each in followers:
-                    each.after()
+                    if each.under_way and not each.torn:
+                        each.after()
+            raise
 
     def is_inside(self) -> bool:
         """Whether a step is under way, and not only begun and left by an exception."""

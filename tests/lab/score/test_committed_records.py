@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from torchbelay.lab.claims.score import judge_cifar10, judge_mnist
-from torchbelay.lab.claims.trained import compare_signs, count_lost_by_sign
+from torchbelay.lab.claims.trained import NEGATIVE, compare_signs, count_lost_by_sign
 from torchbelay.lab.part import Plate, Record, Table
 from torchbelay.lab.registry import PARTS
 
@@ -218,7 +218,7 @@ def test_the_verdicts() -> None:
             for x in losses("sign", "sign", r, 1.2e-2))
         for side in (lambda t: t < 0, lambda t: t == 0, lambda t: t > 0)
     )  # fmt: skip
-    lost = signs["MNIST at 0.012: runs lost with θ < 0, θ = 0 (EMA), θ > 0"]
+    lost = signs[f"MNIST at 0.012: runs lost with {NEGATIVE}, θ = 0 (EMA), θ > 0"]
     assert lost == f"{below} of 15, {none} of 5, {above} of 10"
     other = ratio(losses("cifar10", "cifar10", "θ −0.5", 1e-3), losses("cifar10", "cifar10", EMA, 1e-3))
     on_cifar10 = signs["CIFAR-10 at 0.001: test loss with θ = −0.5 ÷ EMA's"]
