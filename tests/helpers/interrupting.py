@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 import torchbelay
+from torchbelay.belay.company import Member
 
 EVERY = int(os.environ.get("TORCHBELAY_LINES", "4"))
 SOURCE = Path(torchbelay.__file__).parent
@@ -119,3 +120,7 @@ def calling_at(line: int | None, call: Callable[[Place], None], inside: Sequence
         yield place
     finally:
         sys.settrace(before)
+        # On leaving a block, Python comes to the line of its `with` once more. A tracer that raises there keeps it from
+        # calling `__exit__`, which no signal can do. Other threads of later tests would wait for the lock for ever.
+        while Member.lock._is_owned():  # type: ignore[attr-defined]
+            Member.lock.release()
