@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchbelay as tb
 from helpers import seams
+from helpers.backends_under_test import WHERE
 from torchbelay.belay import agreement, gathering
 
 RANK, RANKS = 1, 3
@@ -38,15 +39,17 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-def small() -> nn.Module:
+def small(impl: str = "auto") -> nn.Module:
+    """A model, where the kernels are if they move it."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(7, 9), nn.Conv2d(3, 9, 2), nn.Linear(9, 2, bias=False))
+    model = nn.Sequential(nn.Linear(7, 9), nn.Conv2d(3, 9, 2), nn.Linear(9, 2, bias=False))
+    return model.to(WHERE if impl == "triton" else "cpu")
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator)
+        p.grad = torch.randn(p.shape, generator=generator).to(p.device)
     optimizer.step()
 
 
@@ -61,7 +64,7 @@ def local(belay: tb.Belay, name: str, kind: str = "weights") -> dict[str, Tensor
 @pytest.mark.parametrize("impl", ["foreach", "reference", pytest.param("triton", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("method", [EMA, BELAY, SWINGING], ids=["ema", "belay", "swinging"])
 def test_a_slice_moves_as_the_same_numbers_of_a_whole_average_do(group, impl: str, method: tb.Method) -> None:
-    model = small()
+    model = small(impl)
     twin = copy.deepcopy(model)
     runs = []
     for each, how in ((model, {"shard": group}), (twin, {})):
@@ -92,7 +95,7 @@ def test_kernels_that_follow_a_schedule_send_at_its_syncs_alone(group, monkeypat
     sent: list[int] = []
     gather = gathering._all_gather
     monkeypatch.setattr(gathering, "_all_gather", lambda *a, **how: (sent.append(a[1].nbytes), gather(*a, **how)))
-    model = small()
+    model = small("triton")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tb.Belay(model, optimizer, tb.methods.lookahead(k=3), impl="triton", shard=group)
     counts = []

@@ -34,10 +34,12 @@ from torchbelay.lab.score.training.request import TrainingRequest
 from torchbelay.lab.score.training.speed import StepMode, build_learners
 from torchbelay.lab.score.training.training_run import TrainingRun
 from torchbelay.lab.score.training.validation import Validation
+from torchbelay.physics.spring import Spring
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU captures")
 
-LANES = [Lane(belay(STUDY_SPRING), 1e-3), Lane(ema(0.9), 3e-3), Lane(coupled(-0.5, 0.1), 1e-3)]
+STUDY_EMA = Spring.ema(decay=0.9)
+LANES = [Lane(belay(STUDY_SPRING), 1e-3), Lane(ema(STUDY_EMA), 3e-3), Lane(coupled(-0.5, 0.1), 1e-3)]
 STEPS, LOOK = 12, 7  # steps, and the one after which the weights are looked at
 CUDA = torch.device("cuda")
 
@@ -83,7 +85,7 @@ def test_a_captured_step_is_an_eager_one_bit_for_bit(objective: Objective) -> No
 
 def test_those_that_go_on_when_one_is_lost_do_not_notice() -> None:
     """Each learner has its own captured graph and its own stream."""
-    given, lost = study_images(), Lane(ema(0.9), 1e30)
+    given, lost = study_images(), Lane(ema(STUDY_EMA), 1e30)
     with deterministic():
         alone, beside = (build_learners(STUDY_MODEL, lanes, 0, CUDA, "captured") for lanes in (LANES, [lost, *LANES]))
         for learners in (alone, beside):
