@@ -22,6 +22,9 @@ from helpers.live import assert_is, shared
 from helpers.operations import Operations, Scarcity
 from helpers.small import BELAY, EMA, attached, batch, mlp, same, snapshot, train, values, with_batchnorm
 
+# An exception between `averaged()` and the entering of its block leaves a block that nobody enters.
+pytestmark = pytest.mark.filterwarnings(r"ignore:averaged\(\) without a `with`:torchbelay.BelayWarning")
+
 Made = tuple[nn.Module, Any, tb.Belay]
 
 

@@ -21,6 +21,7 @@ from .signals import signals_held
 from .swap import Swap, overwrite
 from .teacher import check_teacher
 from .threads import Exports
+from .unentered import must_enter
 
 
 class Access:
@@ -31,7 +32,7 @@ class Access:
     _parts: Parts
     _exports: Exports
 
-    @contextmanager
+    @must_enter
     def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
         """Let the model hold the average inside the block, and its own weights again after it, also after an exception.
 

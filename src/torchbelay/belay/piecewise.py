@@ -23,6 +23,7 @@ from .belay import Belay
 from .options import check_dtype
 from .pieces import Piece, PieceModel, changed, cut, saved, whole
 from .rules import Rule, as_rule
+from .unentered import must_enter
 
 # Arguments of Belay that are refused, and why.
 _UNUSED = {
@@ -114,7 +115,7 @@ class PiecewiseBelay:
 
     # The average -------------------------------------------------------------------------------------------------
 
-    @contextmanager
+    @must_enter
     def averaged(self, name: str = MAIN, *, readout: Readout | None = None) -> Iterator[Any]:
         """Let the model hold the average inside the block, and its weights again after it, also after an exception.
 

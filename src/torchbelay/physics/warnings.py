@@ -4,7 +4,7 @@ import sys
 import warnings
 
 # Packages whose frames can lie between the user's line and `warn`.
-_INTERNAL = ("torchbelay", "torch", "lightning", "contextlib", "dataclasses")
+_INTERNAL = ("torchbelay", "torch", "lightning", "contextlib", "dataclasses", "weakref")
 
 
 class BelayWarning(UserWarning):
