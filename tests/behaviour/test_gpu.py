@@ -13,7 +13,7 @@ from torchbelay import optim
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU has this")
 
-METHODS = {
+METHODS: dict[str, Any] = {
     "belay": tb.Spring(k=1.0, m1=10.0, m2=20.0),
     "ema": tb.Spring.ema(decay=0.9),
     "velocities": tb.Spring(k=1.0, m1=10.0, m2=20.0, c1=5.0, c2=10.0),
@@ -151,7 +151,7 @@ def test_a_scaler_is_not_waited_for_whatever_the_schedule(how: str, inner: str) 
         loss = (run.model(run.x) - run.x.sin().sum(1, keepdim=True)).square().mean()
         scaler.scale(loss).backward()
         if spoilt:
-            run.model[0].weight.grad.fill_(float("inf"))
+            next(run.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
         scaler.step(run.optimizer)
 
     run.x.copy_(X[0])
@@ -269,7 +269,7 @@ def test_an_optimizer_that_replaces_its_weights_is_followed(method: str) -> None
 
     class Replacing(torch.optim.SGD):
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for group in self.param_groups:
                 for p in group["params"]:
                     p.data = p.data - group["lr"] * p.grad

@@ -1,5 +1,6 @@
 """One rank on a GPU, sharded by FSDP2 or sharing its average, against a plain model; and a compiled model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,12 +38,13 @@ class Root(nn.Module):
 
 @pytest.fixture
 def one_rank(tmp_path):
-    dist.init_process_group("nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def loss(model: nn.Module, i: int) -> Tensor:
+def loss(model: Callable[[Tensor], Tensor], i: int) -> Tensor:
     x = X[i].cuda()
     with torch.autocast("cuda", torch.bfloat16):
         return (model(x) - x.sin()).float().square().mean()

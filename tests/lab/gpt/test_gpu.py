@@ -22,7 +22,7 @@ SMALL = replace(
 def test_a_captured_run_is_an_ordinary_one(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "unigram_loss", lambda *_: 10.0)
     text = torch.randint(0, 9, (3, 4000), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    corpus, device = Corpus(*text, packages=3), torch.device("cuda")
+    corpus, device = Corpus(text[0], text[1], text[2], packages=3), torch.device("cuda")
     captured, ordinary = (Trainer(SMALL, corpus, device) for _ in range(2))
     ordinary._forward, ordinary._gradient = ordinary._eager, ordinary._pass
     for seed in (1, 2):  # the second run reuses the capture of the first
