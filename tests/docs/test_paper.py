@@ -265,7 +265,9 @@ def language_notes() -> str:
     """Return what the figure of the language model does not show."""
     notes = language.draw(kept_records.lines("gpt"))[0].notes
     told = ("At ", "The study is", "A GPT", "Python code")
-    return "\n".join(f"- {note}" for note in notes if note.startswith(told) or "lie above" in note)
+    return "\n".join(
+        f"- {note}" for note in notes if note.startswith(told) or "lie above" in note or "no point" in note
+    )
 
 
 def readings_table() -> str:

@@ -247,6 +247,22 @@ def test_most_points_of_the_kept_runs_lie_above_the_limit_and_none_is_lost() -> 
     assert "None of those runs diverged" in told
 
 
+def test_runs_of_negative_curvature_have_no_point_and_are_told_with_their_losses() -> None:
+    lines = kept_records.lines("gpt")
+    measured = [r for r in lines if r["kind"] == "run" and r.get("sharpness") is not None]
+    negative = [r for r in measured if r["sharpness"] <= 0]
+    plates = {plate.name: plate for plate in figures.draw(lines)}
+    for name in ("gpt-rates", "gpt-floor"):
+        (told,) = (note for note in plates[name].notes if "no point, because" in note)
+        assert told.startswith(f"{len(negative)} of {len(measured)} measured runs")
+        for r in negative:
+            best = min(other["losses"]["w2"] for other in measured if other["arm"] == r["arm"])
+            assert f"{r['losses']['w2']:.4f} at {r['lr']:g}" in told
+            assert f"({best:.4f} at the best rate)" in told
+    positive = [r for r in lines if r not in negative]
+    assert not any("no point, because" in note for plate in figures.draw(positive) for note in plate.notes)
+
+
 def test_the_notes_say_where_the_floor_is_drawn_and_when_the_curvature_was_measured() -> None:
     (about,) = (line for line in kept_records.lines("gpt") if line["kind"] == "protocol")
     notes = " ".join(figures.draw(kept_records.lines("gpt"))[0].notes)

@@ -73,13 +73,13 @@ def _curves(runs: Runs, about: Record) -> Plate:
         f"Left: a line joins the means over seeds; bars are {CONFIDENCE:.0%} intervals of the mean's ratio to the best "
         "loss of all, and a rate at which a seed is lost has no point. Dotted: arms that are judged at their best rate "
         "alone; at the others, the loss of their first seed for tuning.",
-        "Right: the learning rate times the eigenvalue of largest size of the Hessian in the units of Adam's steps. If "
-        "that eigenvalue is negative, there is no point. Dotted: the limits that the theorem on inner momentum gives "
-        "each θ on a quadratic.",
+        "Right: the learning rate times the eigenvalue of largest size of the Hessian in the units of Adam's steps. "
+        "Dotted: the limits that the theorem on inner momentum gives each θ on a quadratic.",
         f"The curvature was measured once per point, after the last of {about['steps']:,} steps of the first seed for "
         "tuning. At earlier steps it is not known.",
         _floor_words(runs, about["rate"]),
         *above,
+        *_without_point(runs),
         GPA,
         *_at_largest(runs),
         *_words(about),
@@ -150,6 +150,25 @@ def _sharpness(runs: Runs, arm: Arm) -> list[Record]:
     return sorted(found, key=lambda r: r["lr"]) if arm.theta is not None else []
 
 
+def _without_point(runs: Runs) -> tuple[str, ...]:
+    """Return which runs have no point because their curvature is negative, and how good they are, as a note."""
+    measured, negative, words = 0, 0, []
+    for arm in (arm for arm in ARMS.values() if arm.theta is not None):
+        found = [r for r in runs.tuning if r["arm"] == arm.name and r.get("sharpness") is not None]
+        own = sorted((r for r in found if r["sharpness"] <= 0), key=lambda r: r["lr"])
+        measured, negative = measured + len(found), negative + len(own)
+        if own:
+            best = min(loss for r in found if (loss := r["losses"]["w2"]) is not None)
+            losses = listed([f"{_mean([r['losses']['w2']])} at {r['lr']:g}" for r in own])
+            words.append(f"{title(arm.name)} with a loss of {losses} ({best:.4f} at the best rate)")
+    if not negative:
+        return ()
+    return (
+        f"{negative} of {measured} measured runs have no point, because their eigenvalue of largest size is negative: "
+        f"{'; '.join(words)}.",
+    )
+
+
 def _limit(arm: Arm, rate: float) -> float:
     """Return the largest rate × curvature at which the arm is stable on a quadratic."""
     assert arm.theta is not None
@@ -201,8 +220,9 @@ def _floor(runs: Runs, about: Record) -> Plate | None:
     notes = (
         f"Theorem 2 at the study's momentum, β1 = {beta:g}, and averaging rate, c = {rate:g}; left of the floor the "
         "range collapses.",
-        f"Rates of the circles: {listed([f'{lr:g}' for lr in rates])}. The curvature is that of the figure before, in "
-        "the units of Adam's steps.",
+        f"Rates of the circles: {listed([f'{lr:g}' for lr in rates])}, where there is a point. The curvature is that "
+        "of the figure before, in the units of Adam's steps.",
+        *_without_point(runs),
         GPA,
     )
     return Plate("gpt-floor", "The limit and the floor of θ", caption, fig, notes)
