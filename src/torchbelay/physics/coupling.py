@@ -3,8 +3,8 @@
     w1' = w1 + a·(w2 − w1) + p·u
     w2' = w2 + b·(w1 − w2) + q·u
 
-u is the update of the inner optimizer, and w1* = w1 + u. With a > 0 the average attracts the weights and steadies
-them; with a < 0 it repels and accelerates them; with a = 0 it leaves them alone.
+u is the update of the inner optimizer, and w1* = w1 + u. With a > 0 the average attracts the weights and slows
+them down; with a < 0 it repels and accelerates them; with a = 0 it leaves them alone.
 """
 
 import math

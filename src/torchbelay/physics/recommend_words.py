@@ -122,7 +122,7 @@ def _why(advice: "Advice") -> str:
                 "the advice stays above three quarters of it."
             )
     else:
-        said.append(f"θ = {theta:.3g} attracts, as BELAY does: the average steadies the weights.")
+        said.append(f"θ = {theta:.3g} attracts, as BELAY does: the average pulls the weights back.")
     return " ".join(said)
 
 

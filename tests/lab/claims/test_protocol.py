@@ -49,7 +49,7 @@ def test_it_takes_five_seeds_lost_against_none() -> None:
 
 def test_it_says_which_records_it_was_not_committed_before() -> None:
     """Every part that a claim needs had been run, or was planned before its first run."""
-    before, _, planned = TEXT.partition("The parts figure4 and readings were planned here before their first run")
+    before, _, planned = TEXT.partition("For figure4 and readings it is one: it was committed before their first run")
     assert planned
     listed = before.split("The parts fig1 to fig3, ")[1].split(" had been run")[0]
     named = {"fig1", "fig2", "fig3", *re.split(r", | and ", listed)}

@@ -17,7 +17,7 @@ from torchbelay.lab.score.readings import readings
 
 from .verdict import Answer, Claim, Finding, Numbers, Records, find
 
-SHORT, LONG, CIFAR10 = "rates", "table1", "cifar10"  # the studies that the claims look at
+SHORT, LONG, FIGURE4, CIFAR10 = "rates", "table1", "figure4", "cifar10"  # the studies that the claims look at
 QUANTITIES = LOSS, FID
 AT_PAPER = f"at the paper's rate of {PAPER_LR:g}"
 DEFAULT = "cold start, Adam's eps 1e-8"  # the reading of the parts that train over rates
@@ -69,7 +69,7 @@ def judge_mnist(records: Records) -> Finding:
     contests = contests_on_mnist(records)
     run = [each for each in contests if each.comparison.judged]
     trained = [each for each in run if each.comparison.reading != "lost"]
-    found = effects(records["mnist"], (SHORT, LONG))
+    found = effects(records["mnist"], (SHORT, LONG)) + effects(records.get(FIGURE4, ()), (FIGURE4,))
     numbers = list_numbers(contests) + list_effects(found) + _gap(StudyResults(records["mnist"], SHORT))
     if not run and not found:
         return Finding(Answer.OPEN, f"Too few seeds to judge by: {count_seeds(contests)}.", numbers)
@@ -103,10 +103,11 @@ def describe_effects(found: Sequence[Effect]) -> str:
     The rival of the second way is the matched EMA, that of the others the study's own EMA.
     """
     matched = any(each.point is not None for effect in found for each in effect.effective.values())
-    rival = "either EMA" if matched else _name(found[0].rival)
+    rivals = {effect.rival for effect in found} | ({MATCHED} if matched else set())
+    whose = {1: f"{_name(found[0].rival)}'s", 2: "either EMA's"}.get(len(rivals), "any EMA's")
     quantity = next(quantity for quantity in QUANTITIES if any(effect.quantity == quantity for effect in found))
     ratios = [each for effect in found if effect.quantity == quantity for way in effect.ways for each in way]
-    return f"BELAY's {'loss' if quantity == LOSS else quantity} is {span(ratios)} times {rival}'s"
+    return f"BELAY's {'loss' if quantity == LOSS else quantity} is {span(ratios)} times {whose}"
 
 
 def list_effects(found: Sequence[Effect]) -> Numbers:

@@ -204,11 +204,13 @@ def _table(records: Sequence[Record]) -> Plate | None:
     )
     if long:
         title = "Table 1: losses and FID beside the paper's"
-        first = next(iter(fid_ratios.items()), None)
-        result = f"FID, each at its own best rate: {first[1]}." if first else describe_sampling(records, study.name)
+        fids = ways.fid_effect(records, study)
+        order = f"at {ways.NOMINAL}, at {ways.EFFECTIVE} and at {ways.BEST}"
+        ratios = f"BELAY's FID over EMA's {order}: {'; '.join(fids.cells)}."
+        result = ratios if fids else describe_sampling(records, study.name)
         caption = f"The long runs, at the best rates of the short runs and at the paper's rate. {result}"
         notes: tuple[str, ...] = (cells, *_tuned_note(study))
-        notes += (describe_sampling(records, study.name),) if first else ()
+        notes += (describe_sampling(records, study.name),) if fids else ()
         notes += (*_fid_note(records, study, fid_ratios), "FIDs of MNIST can be compared only within one study.")
     else:
         title = "Table 1: losses beside the paper's; the long runs with FID are still to come"

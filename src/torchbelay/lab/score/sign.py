@@ -121,20 +121,21 @@ def _by_theta(study: StudyResults) -> Plate:
     rate = listed([f"1/{1 / value:.0f}" for value in sorted({run["rate"] for run in study.runs})])
     main = _summary_at(study, study.lrs[-1], evidence=False)
     caption = (
-        "Test loss of the average at each θ (above), and its ratio to θ = 0 (EMA) or the seeds lost (below)."
+        "Test loss of the average from a cold start (above); its ratio to θ = 0 (EMA) or the seeds lost (below)."
         f"{f' {main}' if main else ''}"
     )
     notes = (
         *([summary] if (summary := summarize(study)) else []),
         "θ > 0 is BELAY's side. θ < 0 is Generalized Primal Averaging; schedule-free is its case of an averaging rate "
         f"1/t. Here the averaging rate is {rate} everywhere. The part on CIFAR-10 tries θ −0.5 on other images.",
+        "These are cold starts. The part warmup has the control: the same runs with steps of warm-up.",
         "Above: dots are seeds, joined by thin lines, and bars are medians; the strip counts lost seeds. "
         f"{describe_lost_runs(study)}",
         f"Below: the ratio to θ = 0, seed by seed, with its {CONFIDENCE:.0%} interval (grey: within {MARGIN - 1:.0%}). "
         "If θ = 0 loses at least half of its seeds, bars count the lost seeds instead, with McNemar's exact one-sided "
         "p against θ = 0, which compares the runs of a seed.",
     )
-    return Plate("sign-theta", "Is θ < 0 the robust side?", caption, fig, notes)
+    return Plate("sign-theta", "Is θ < 0 the robust side, from a cold start?", caption, fig, notes)
 
 
 def _draw_losses(ax: Any, study: StudyResults, lr: float, axis: LossAxis) -> None:
