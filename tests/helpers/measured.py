@@ -225,6 +225,24 @@ def advice_beside_the_run() -> str:
     )
 
 
+def advice_from_curvatures() -> str:
+    """Return what advice from measured curvatures was worth on MNIST."""
+    found = Outcomes.of(kept_records.lines("advice"), "MNIST", probed=True)
+    within = sum(each.regret <= GOAL for each in found.all)
+    return (
+        f"its loss was {spread([each.regret for each in found.all])} times that of the best of "
+        f"{_grid({'MNIST': found})} settings, {within} of {len(found.all)} advices were within 10% of it, and "
+        f"{count_worse(found.all)} made the run worse"
+    )
+
+
+def curvatures_cell() -> str:
+    """Return the regret of that advice, as the cell of a table."""
+    found = Outcomes.of(kept_records.lines("advice"), "MNIST", probed=True)
+    regrets = spread([each.regret for each in found.all])
+    return f"loss ÷ that of the best of {_grid({'MNIST': found})} settings: {regrets}"
+
+
 def advice_warnings() -> str:
     """Return how often the fit warned of advice that made a run worse, and of other advice."""
     every = [each for one in _advices().values() for each in one.all]

@@ -10,11 +10,12 @@ from helpers import image_files, kept_records
 from helpers.captions import full_text
 from torchbelay.lab.advice import mnist, study
 from torchbelay.lab.advice.analysis import Outcomes, problems
-from torchbelay.lab.advice.trial import RATE, Protocol, Run, Setting, describe, marks, measure
+from torchbelay.lab.advice.trial import RATE, Protocol, Run, Setting, describe, marks, measure, measure_probes
 from torchbelay.lab.part import Record, Settings, Table
-from torchbelay.lab.records import select
+from torchbelay.lab.records import rounded, select
 from torchbelay.physics.methods import centred
 from torchbelay.physics.recommend import recommend
+from torchbelay.physics.spectrum import Spectrum
 
 TINY = Protocol(lrs=(0.01, 0.1), seeds=2, steps=40)
 
@@ -72,11 +73,14 @@ def test_a_quick_run_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sum(ticks) == study.plan(settings)[0]
     assert "the records of MNIST that come with the package: There is no copy of MNIST" in study.plan(settings)[1]
     assert problems(records) == ["ring", "MNIST"]
-    figure, table = study.draw(records)
+    figure, table, probed = study.draw(records)
     (about,) = select(records, "protocol", problem="MNIST")
     assert f"These are the records that come with the package: {about['why']}" in full_text(figure)
     assert isinstance(table.figure, Table)
     assert len(table.figure.rows) == len(study.QUICK.lrs) + len(study.FULL.lrs)
+    assert isinstance(probed.figure, Table)
+    assert len(probed.figure.rows) == len(study.FULL.lrs)  # of MNIST alone
+    assert len(study.draw([each for each in records if each["kind"] != "probe"])) == 2
 
 
 def test_a_copy_without_labels_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +111,38 @@ def test_the_words_of_the_advice_are_what_the_records_say(problem: str) -> None:
     assert all(each.ratio < 1 for each in found.low)
     assert sum(each.worse for each in found.high) >= 0.75 * len(found.high)
     assert max(each.ratio for each in found.high) > 2
+
+
+def test_the_words_of_advice_from_measured_curvatures_are_what_the_records_say() -> None:
+    said = recommend(300, curvatures=Spectrum((1.0, 0.1), (1.0, 1.0), lowest=0.0, products=20)).explain()
+    assert "it made more than half of the runs worse, and its loss was up to several times the best." in said
+    found = Outcomes.of(kept_records.lines("advice"), "MNIST", probed=True)
+    assert len(found.all) == len(study.FULL.lrs) * found.about["seeds"]
+    assert sum(each.worse for each in found.all) > len(found.all) / 2
+    assert 3 < max(each.regret for each in found.all) < 10
+
+
+def test_advice_from_curvatures_is_followed_and_a_run_without_one_says_why() -> None:
+    def probe(setting: Setting, seed: int) -> tuple[Run, Spectrum]:
+        if seed == 1 and setting[1] == 0.1:
+            raise ValueError("no curvature is positive")
+        assert setting[0] == centred(0.0, RATE)
+        return train([setting], seed)[0], Spectrum((50.0, 1.0), (1.0, 9.0), lowest=-9.0, products=20)
+
+    ticks: list[int] = []
+    records = list(measure_probes("MNIST", TINY, train, probe, 64, ticks.append))  # type: ignore[arg-type]
+    assert sum(ticks) == TINY.seeds * len(TINY.lrs)
+    (refusal,) = select(records, "probe refusal")
+    assert (refusal["seed"], refusal["lr"], refusal["why"]) == (1, 0.1, "no curvature is positive")
+    followed = select(records, "probe")
+    assert [(each["seed"], each["lr"]) for each in followed] == [(0, 0.01), (0, 0.1), (1, 0.01)]
+    advice = recommend(TINY.steps, curvatures=Spectrum((50.0, 1.0), (1.0, 9.0), lowest=-9.0, products=20), batch=64)
+    assert {each["advised_lr"] for each in followed} == {rounded(advice.lr)}
+    assert [each["loss"] for each in followed] == [
+        rounded(train([(advice.method, advice.lr)], seed)[0].loss)  # type: ignore[list-item]
+        for seed in (0, 0, 1)
+    ]
+    assert all(each["warned"] for each in followed)
 
 
 @pytest.mark.parametrize("problem", ["ring", "MNIST"])

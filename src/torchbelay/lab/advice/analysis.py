@@ -43,10 +43,11 @@ class Outcomes:
     refused: int
 
     @classmethod
-    def of(cls, records: Sequence[Record], problem: str) -> "Outcomes":
-        """Return those of a problem."""
+    def of(cls, records: Sequence[Record], problem: str, *, probed: bool = False) -> "Outcomes":
+        """Return those of a problem: of advice from the losses of runs, or from measured curvatures."""
         (about,) = select(records, "protocol", problem=problem)
-        parts = (select(records, kind, problem=problem) for kind in ("setting", "advice", "refusal"))
+        kinds = ("setting", "probe", "probe refusal") if probed else ("setting", "advice", "refusal")
+        parts = (select(records, kind, problem=problem) for kind in kinds)
         settings, advices, refusals = parts
         return cls(about, settings, advices, len(refusals))
 

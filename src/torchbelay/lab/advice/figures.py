@@ -19,10 +19,11 @@ _ADVICE = style.BELAY_COLOUR
 
 
 def draw_plates(records: Sequence[Record]) -> list[Plate]:
-    """Draw both."""
+    """Draw all of them."""
     found = {name: Outcomes.of(records, name) for name in problems(records)}
+    probed = {name: Outcomes.of(records, name, probed=True) for name in found}
     with style.house():
-        return [_draw_regrets(found), _draw_table(found)]
+        return [_draw_regrets(found), _draw_table(found), *_draw_probed({k: v for k, v in probed.items() if v.all})]
 
 
 def _draw_regrets(found: dict[str, Outcomes]) -> Plate:
@@ -70,7 +71,7 @@ def _means(outcomes: Sequence[Outcome]) -> tuple[float, float]:
     return fmean(each.run for each in outcomes), fmean(each.regret for each in outcomes)
 
 
-def _draw_table(found: dict[str, Outcomes]) -> Plate:
+def _table(found: dict[str, Outcomes]) -> Table:
     columns = ("", "Run ÷ best", "Advice ÷ best", "Advice ÷ run", "Made worse", "Warned")
     rows = [
         (
@@ -85,13 +86,38 @@ def _draw_table(found: dict[str, Outcomes]) -> Plate:
         for lr in outcomes.lrs
         if (mine := outcomes.at(lr))
     ]
+    return Table(columns, tuple(rows))
+
+
+def _draw_table(found: dict[str, Outcomes]) -> Plate:
     within = sum(each.regret <= GOAL for outcomes in found.values() for each in outcomes.all)
     total = sum(len(outcomes.all) for outcomes in found.values())
     caption = (
         "Losses of the average, by the learning rate of the run that gave the advice: means over seeds and ranges. "
         f"Only {within} of {total} advices are within 10% of the grid's best: the advice is where to begin."
     )
-    return Plate("advice-table", "The regret of advice from a run", caption, Table(columns, tuple(rows)), _notes(found))
+    return Plate("advice-table", "The regret of advice from a run", caption, _table(found), _notes(found))
+
+
+def _draw_probed(found: dict[str, Outcomes]) -> list[Plate]:
+    """Return the table of advice from measured curvatures, if there is any."""
+    everything = [each for outcomes in found.values() for each in outcomes.all]
+    if not everything:
+        return []
+    within = sum(each.regret <= GOAL for each in everything)
+    caption = (
+        "Advice from the curvatures at the end of a run, by the learning rate of the run: means over seeds and ranges. "
+        f"{within} of {len(everything)} advices are within 10% of the grid's best, and {count_worse(everything)} are "
+        "worse than the run."
+    )
+    grid, _, _, *others = _notes(found)
+    notes = (
+        grid,
+        "The advice knows what recommend --probe --batch knows: 20 Hessian-vector products on 2,048 training images, "
+        "in the units of Adam's steps, and the size of a batch. Warned: the loss curves downwards somewhere.",
+        *others,
+    )
+    return [Plate("advice-probe", "The regret of advice from measured curvatures", caption, _table(found), notes)]
 
 
 def _notes(found: dict[str, Outcomes]) -> tuple[str, ...]:

@@ -16,17 +16,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from torchbelay.belay import Belay
+from torchbelay.curvature import measure_curvatures
 from torchbelay.lab import records as on_disk
 from torchbelay.lab.part import Record, Settings, Tick
 from torchbelay.lab.score.data import find_copy, is_available, load
 from torchbelay.lab.score.formats import DAMAGE
 from torchbelay.lab.versions import versions
-from torchbelay.physics.methods import centred
+from torchbelay.physics.spectrum import Spectrum
 
-from .trial import BETA1, Protocol, Report, Run, Setting, Train, describe, marks, measure
+from .trial import BETA1, Probe, Protocol, Report, Run, Setting, Train, describe, marks, measure, measure_probes
 
 NAME = "MNIST"
 HIDDEN, BATCH = 32, 64
+EXAMPLES = 2048  # on which curvatures are measured
 Part = tuple[Tensor, Tensor]  # pixels (n, 784) and labels
 Parts = tuple[Part, Part]  # for training, and held out
 
@@ -36,7 +38,8 @@ def plan(settings: Settings, how: Protocol) -> tuple[int, str]:
     if why := obstacle(settings):
         return 1, f"the records of MNIST that come with the package: {why}"
     how = shorter(how)
-    return how.units, f"the same with classifiers of MNIST, {how.seeds} seeds"
+    units = how.units + how.seeds * len(how.lrs)
+    return units, f"the same with classifiers of MNIST, {how.seeds} seeds, and advice from their curvatures"
 
 
 def run(settings: Settings, how: Protocol, tick: Tick) -> list[Record]:
@@ -47,7 +50,9 @@ def run(settings: Settings, how: Protocol, tick: Tick) -> list[Record]:
     how, begin = shorter(how), time.perf_counter()
     path = find_npz(settings)
     assert path is not None
-    found = list(measure(NAME, how, trainer(read(path), settings.seed, how.steps), tick))
+    parts = read(path)
+    train, probe = trainer(parts, settings.seed, how.steps), prober(parts, settings.seed, how.steps)
+    found = [*measure(NAME, how, train, tick), *measure_probes(NAME, how, train, probe, BATCH, tick)]
     return [_about(how) | {"device_s": round(time.perf_counter() - begin)}, *found]
 
 
@@ -94,37 +99,50 @@ def read(path: Path) -> Parts:
 
 def trainer(parts: Parts, seed: int, steps: int) -> Train:
     """Return the function that trains networks one by one, all from the same start on the same batches."""
-    (x, y), (held_out, answers) = parts
-    half, reported = len(answers) // 2, marks(steps)
-
-    def train_one(method: centred, lr: float, stream: int) -> Run:
-        generator = torch.Generator().manual_seed(stream)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream)
-            network = nn.Sequential(nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
-        optimizer = torch.optim.Adam(network.parameters(), lr=lr, betas=(BETA1, 0.999))
-        belay = Belay(network, optimizer, method)
-        reports: list[Report] = []
-        for t in range(1, steps + 1):
-            chosen = torch.randint(len(y), (BATCH,), generator=generator)
-            optimizer.zero_grad()
-            cross_entropy(network(x[chosen]), y[chosen]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if t in reported:
-                w1 = _loss(network, held_out[:half], answers[:half])
-                with belay.averaged():
-                    reports.append(
-                        {"step": t, "lr": lr, "w1": w1, "w2": _loss(network, held_out[:half], answers[:half])}
-                    )
-        with belay.averaged():
-            loss = _loss(network, held_out[half:], answers[half:])
-        belay.detach()
-        return Run(reports, loss)
 
     def train(chosen: Sequence[Setting], stream: int) -> list[Run]:
-        return [train_one(method, lr, seed * 1_000_003 + stream) for method, lr in chosen]
+        return [train_one(parts, each, seed * 1_000_003 + stream, steps)[0] for each in chosen]
 
     return train
+
+
+def prober(parts: Parts, seed: int, steps: int) -> Probe:
+    """Return the function that trains a network, and measures the curvatures that its Adam meets at the end."""
+    (x, y), _ = parts
+
+    def probe(setting: Setting, stream: int) -> tuple[Run, Spectrum]:
+        run, network, adam = train_one(parts, setting, seed * 1_000_003 + stream, steps)
+        loss = lambda: cross_entropy(network(x[:EXAMPLES]), y[:EXAMPLES])  # noqa: E731
+        return run, measure_curvatures(network, loss, optimizer=adam)
+
+    return probe
+
+
+def train_one(parts: Parts, setting: Setting, stream: int, steps: int) -> tuple[Run, nn.Module, torch.optim.Adam]:
+    """Train a network; return what it reported and its loss, and the network and its optimizer as they are then."""
+    (x, y), (held_out, answers) = parts
+    (method, lr), half, reported = setting, len(answers) // 2, marks(steps)
+    generator = torch.Generator().manual_seed(stream)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream)
+        network = nn.Sequential(nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
+    optimizer = torch.optim.Adam(network.parameters(), lr=lr, betas=(BETA1, 0.999))
+    belay = Belay(network, optimizer, method)
+    reports: list[Report] = []
+    for t in range(1, steps + 1):
+        chosen = torch.randint(len(y), (BATCH,), generator=generator)
+        optimizer.zero_grad()
+        cross_entropy(network(x[chosen]), y[chosen]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if t in reported:
+            w1 = _loss(network, held_out[:half], answers[:half])
+            with belay.averaged():
+                w2 = _loss(network, held_out[:half], answers[:half])
+            reports.append({"step": t, "lr": lr, "w1": w1, "w2": w2})
+    with belay.averaged():
+        loss = _loss(network, held_out[half:], answers[half:])
+    belay.detach()
+    return Run(reports, loss), network, optimizer
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """The trial of advice: runs of a grid, advice from the losses of some of them, and runs that follow the advice.
 
 The advice knows what `torchbelay recommend --from-run` knows: the losses of the weights and of the EMA of one run, its
-decay, and β1. Those losses are of other examples than the loss by which all runs are compared.
+decay, and β1. Those losses are of other examples than the loss by which all runs are compared. On MNIST there is also
+advice from the curvatures at the end of such a run, as `torchbelay recommend --probe` gives it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from torchbelay.lab.records import rounded
 from torchbelay.physics.methods import centred
 from torchbelay.physics.recommend import Advice, recommend
 from torchbelay.physics.run_fit import FAR, NOISY, RunFit, fit_run
+from torchbelay.physics.spectrum import Spectrum
 
 Report = dict[str, float]  # a line of stats.jsonl: step, lr, w1 and w2
 Setting = tuple[centred, float]  # a method and its learning rate
@@ -50,6 +52,7 @@ class Run:
 
 
 Train = Callable[[Sequence[Setting], int], list[Run]]  # runs at these settings, all with one seed
+Probe = Callable[[Setting, int], tuple[Run, Spectrum]]  # a run with some seed, and the curvatures at its end
 
 
 def marks(steps: int, count: int = 18) -> set[int]:
@@ -108,6 +111,36 @@ def measure(problem: str, how: Protocol, train: Train, tick: Tick) -> Iterator[R
                 "loss": rounded(after.loss),
                 "warned": fit.error > FAR or (fit.gap or 0.0) > NOISY,
             }
+
+
+def measure_probes(problem: str, how: Protocol, train: Train, probe: Probe, batch: int, tick: Tick) -> Iterator[Record]:
+    """Yield the losses of runs that follow advice from measured curvatures, one record per run.
+
+    The advice knows what `torchbelay recommend --probe --batch` knows: the curvatures at the end of a run with the EMA,
+    and the size of a batch.
+    """
+    for seed, lr in product(range(how.seeds), how.lrs):
+        about = {"problem": problem, "seed": seed, "lr": lr}
+        tick(1)
+        try:
+            run, found = probe((centred(0.0, RATE), lr), seed)
+            advice = recommend(how.steps, curvatures=found, batch=batch)
+        except ValueError as error:  # no curvature is positive, or the loss is not finite
+            yield {"kind": "probe refusal", **about, "why": str(error)}
+            continue
+        method = method_of(advice)
+        (after,) = train([(method, advice.lr)], seed)
+        yield {
+            "kind": "probe",
+            **about,
+            "run": rounded(run.loss),
+            "largest": rounded(found.curvatures[0]),
+            "theta": rounded(float(method.theta)),  # type: ignore[arg-type]
+            "rate": rounded(float(method.rate)),  # type: ignore[arg-type]
+            "advised_lr": rounded(advice.lr),
+            "loss": rounded(after.loss),
+            "warned": bool(found.caveats),
+        }
 
 
 def advise(reports: Sequence[Report], steps: int) -> tuple[RunFit, Advice]:
