@@ -171,6 +171,9 @@ def test_inside_averaged_the_model_is_the_whole_average_and_no_optimizer_may_ste
     assert belay.step == 7
 
 
+@pytest.mark.filterwarnings(
+    r"ignore:averaged\(\) without a `with`:torchbelay.BelayWarning"
+)  # the line may be before it
 def test_an_exception_at_any_line_of_a_swap_leaves_the_parameters_of_all_optimizers_whole() -> None:
     model, optimizers, belay = several(EMA, model=with_batchnorm(), spectators={"short": WATCHING})
     alternate(model, optimizers, range(3))

@@ -266,7 +266,7 @@ def language_notes() -> str:
     notes = language.draw(kept_records.lines("gpt"))[0].notes
     told = ("At ", "The study is", "A GPT", "Python code")
     return "\n".join(
-        f"- {note}" for note in notes if note.startswith(told) or "lie above" in note or "no point" in note
+        f"- {note}" for note in notes if note.startswith(told) or "lie above" in note or "no point, because" in note
     )
 
 

@@ -232,7 +232,8 @@ def advice_from_curvatures() -> str:
     return (
         f"its loss was {spread([each.regret for each in found.all])} times that of the best of "
         f"{_grid({'MNIST': found})} settings, {within} of {len(found.all)} advices were within 10% of it, and "
-        f"{count_worse(found.all)} made the run worse"
+        f"{count_worse(found.all)} made the run worse, {sum(each.warned and each.worse for each in found.all)} of them "
+        "with a warning"
     )
 
 

@@ -266,10 +266,10 @@ def _save_model_states(trainer: Trainer, ours: list[BelayCallback], place: "_Pla
             checkpoint["state_dict"] = _copied(trainer)
         weights = checkpoint["state_dict"]
         averages = [(each.belay, each._checkpoint) for each in ours]
-        blocks = [belay.averaged(name) for belay, name in averages if belay is not None and name is not None]
-        if blocks:
-            for block in blocks:
-                stack.enter_context(block)
+        wanted = [(belay, name) for belay, name in averages if belay is not None and name is not None]
+        if wanted:
+            for belay, name in wanted:
+                stack.enter_context(belay.averaged(name))
             checkpoint["state_dict"] = _copied(trainer)
             checkpoint[_WEIGHTS] = place.put(weights)
 

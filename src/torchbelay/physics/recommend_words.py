@@ -164,8 +164,8 @@ def _worth(advice: "Advice") -> str:
     )
     if advice.measured:
         said += (
-            "On the small network that we tried, advice from measured curvatures was often bad: it made more than half "
-            "of the runs worse, and its loss was up to several times the best. "
+            "On the small network that we tried, with Adam, advice from measured curvatures was often bad: it made "
+            "more than half of the runs worse, and its loss was up to several times the best. "
         )
     if advice.near is not None:
         said += (

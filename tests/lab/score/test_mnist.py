@@ -200,8 +200,8 @@ def test_fids_are_compared_each_at_its_own_best_rate(planned: dict[str, Plate]) 
     said = f"BELAY ÷ EMA {ratio}; BELAY ÷ matched EMA {ratio}; BELAY m1 2e4 ÷ EMA {tuned}."
     rates = "EMA at 0.001, matched EMA at 0.001, BELAY at 0.0003, BELAY m1 2e4 at 0.001, so that rates are compared"
     assert f"each at its own best rate, seed by seed: {said} {rates}" in full_text(planned["mnist-table1"])
-    order = "at equal nominal rate, at equal effective rate and at each one's best"
-    assert planned["mnist-table1"].caption.endswith(f"BELAY's FID over EMA's {order}: –; –; {ratio}.")
+    order = "at equal nominal rate, at equal effective rate (the matched EMA) and at each one's best"
+    assert planned["mnist-table1"].caption.endswith(f"BELAY's FID over the EMA's {order}: –; –; {ratio}.")
     few = drawn(with_table1(score_records.mnist(), without(table1(fid_seeds=1), arm="matched EMA")))["mnist-table1"]
     ones = "BELAY ÷ EMA 0.8 (one seed), 1 of 3 seeds drawn; BELAY m1 2e4 ÷ EMA 1.2 (one seed), 1 of 3 seeds drawn."
     assert f"seed by seed: {ones}" in full_text(few)

@@ -20,7 +20,7 @@ class Outcome:
     lr: float  # of the run
     run: float
     regret: float
-    warned: bool  # by the fit: the run is noisy, or far from a quadratic
+    warned: bool  # by the fit, of a noisy run or one far from a quadratic; or with the advice from curvatures
 
     @property
     def ratio(self) -> float:
@@ -40,7 +40,7 @@ class Outcomes:
     about: Record
     settings: Sequence[Record]
     advices: Sequence[Record]
-    refused: int
+    refusals: Sequence[Record]
 
     @classmethod
     def of(cls, records: Sequence[Record], problem: str, *, probed: bool = False) -> "Outcomes":
@@ -48,8 +48,7 @@ class Outcomes:
         (about,) = select(records, "protocol", problem=problem)
         kinds = ("setting", "probe", "probe refusal") if probed else ("setting", "advice", "refusal")
         parts = (select(records, kind, problem=problem) for kind in kinds)
-        settings, advices, refusals = parts
-        return cls(about, settings, advices, len(refusals))
+        return cls(about, *parts)
 
     @cached_property
     def best(self) -> Key:

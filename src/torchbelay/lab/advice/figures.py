@@ -1,4 +1,4 @@
-"""The figure and the table of advice from a run, from records alone."""
+"""The figure and the tables of advice, from records alone."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -110,17 +110,40 @@ def _draw_probed(found: dict[str, Outcomes]) -> list[Plate]:
         f"{within} of {len(everything)} advices are within 10% of the grid's best, and {count_worse(everything)} are "
         "worse than the run."
     )
-    grid, _, _, *others = _notes(found)
     notes = (
-        grid,
-        "The advice knows what recommend --probe --batch knows: 20 Hessian-vector products on 2,048 training images, "
-        "in the units of Adam's steps, and the size of a batch. Warned: the loss curves downwards somewhere.",
-        *others,
+        _grid_words(found),
+        "The advice knows what recommend --probe --batch knows: Hessian-vector products at the end of a run with an "
+        "EMA, in the units of Adam's steps, and the size of a batch. Warned: it came with a warning, which was not "
+        "heeded.",
+        *_problem_words(found),
     )
     return [Plate("advice-probe", "The regret of advice from measured curvatures", caption, _table(found), notes)]
 
 
 def _notes(found: dict[str, Outcomes]) -> tuple[str, ...]:
+    about = next(iter(found.values())).about
+    return (
+        _grid_words(found),
+        f"The advice knows what recommend --from-run knows: 18 reports of one run with an EMA of decay "
+        f"{about['decay']:g}, on other examples than the losses shown.",
+        f"Warned: at the end of the run the loss of the weights is more than {NOISY:g} times that of the average, or "
+        f"the quadratic explains the losses to {FAR:.0%} or worse. The first number was chosen on some of these runs.",
+        *_problem_words(found),
+    )
+
+
+def _grid_words(found: dict[str, Outcomes]) -> str:
+    about = next(iter(found.values())).about
+    size = len(about["thetas"]) * len(about["rates"]) * len(about["lrs"])
+    return (
+        f"The grid has {size} settings: θ of {_listed(about['thetas'])}, averaging rates of {_listed(about['rates'])}, "
+        f"and the {len(about['lrs'])} learning rates; its best has the lowest mean over seeds. {GPA}"
+    )
+
+
+def _problem_words(found: dict[str, Outcomes]) -> tuple[str, ...]:
+    """Return what was trained, when, and which runs gave no advice."""
+
     def words(name: str, outcomes: Outcomes) -> str:
         about, (theta, rate, lr) = outcomes.about, outcomes.best
         return (
@@ -129,21 +152,13 @@ def _notes(found: dict[str, Outcomes]) -> tuple[str, ...]:
             f"learning rate {lr:g}.".replace("-", "−")
         )
 
-    about = next(iter(found.values())).about
-    size = len(about["thetas"]) * len(about["rates"]) * len(about["lrs"])
     return (
-        f"The grid has {size} settings: θ of {_listed(about['thetas'])}, averaging rates of {_listed(about['rates'])}, "
-        f"and the {len(about['lrs'])} learning rates; its best has the lowest mean over seeds. {GPA}",
-        f"The advice knows what recommend --from-run knows: 18 reports of one run with an EMA of decay "
-        f"{about['decay']:g}, on other examples than the losses shown.",
-        f"Warned: at the end of the run the loss of the weights is more than {NOISY:g} times that of the average, or "
-        f"the quadratic explains the losses to {FAR:.0%} or worse. The first number was chosen on some of these runs.",
         *(words(name, outcomes) for name, outcomes in found.items()),
         *(_origin(outcomes.about) for outcomes in found.values() if "date" in outcomes.about),
         *(
-            f"{name}: {outcomes.refused} runs gave no advice, because their losses did not fall."
+            f"{name}: {len(outcomes.refusals)} runs gave no advice, as this one: {outcomes.refusals[0]['why']}."
             for name, outcomes in found.items()
-            if outcomes.refused
+            if outcomes.refusals
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What advice from a run is worth on networks: its loss beside that of the run, and of the best of a grid."""
+"""What advice from a run, or from curvatures, is worth on networks: its loss beside the run's and a grid's best."""
 
 from collections.abc import Sequence
 
@@ -40,5 +40,5 @@ def run(settings: Settings, tick: Tick) -> list[Record]:
 
 
 def draw(records: Sequence[Record]) -> list[Plate]:
-    """Draw the figure and the table, from the records alone."""
+    """Draw the figure and the tables, from the records alone."""
     return figures.draw_plates(records)

@@ -125,7 +125,7 @@ def measure_probes(problem: str, how: Protocol, train: Train, probe: Probe, batc
         try:
             run, found = probe((centred(0.0, RATE), lr), seed)
             advice = recommend(how.steps, curvatures=found, batch=batch)
-        except ValueError as error:  # no curvature is positive, or the loss is not finite
+        except (ValueError, ArithmeticError) as error:  # no curvature is positive, or the loss is not finite
             yield {"kind": "probe refusal", **about, "why": str(error)}
             continue
         method = method_of(advice)
@@ -139,7 +139,7 @@ def measure_probes(problem: str, how: Protocol, train: Train, probe: Probe, batc
             "rate": rounded(float(method.rate)),  # type: ignore[arg-type]
             "advised_lr": rounded(advice.lr),
             "loss": rounded(after.loss),
-            "warned": bool(found.caveats),
+            "warned": bool(advice.warnings),
         }
 
 

@@ -165,7 +165,7 @@ def _without_point(runs: Runs) -> tuple[str, ...]:
         return ()
     return (
         f"{negative} of {measured} measured runs have no point, because their eigenvalue of largest size is negative: "
-        f"{'; '.join(words)}.",
+        f"{'; '.join(words)}. These losses are of the seed that was measured, on the text for tuning.",
     )
 
 

@@ -205,10 +205,10 @@ def _table(records: Sequence[Record]) -> Plate | None:
     if long:
         title = "Table 1: losses and FID beside the paper's"
         fids = ways.fid_effect(records, study)
-        order = f"at {ways.NOMINAL}, at {ways.EFFECTIVE} and at {ways.BEST}"
-        ratios = f"BELAY's FID over EMA's {order}: {'; '.join(fids.cells)}."
+        order = f"at {ways.NOMINAL}, at {ways.EFFECTIVE} (the matched EMA) and at {ways.BEST}"
+        ratios = f"BELAY's FID over the {fids.rival}'s {order}: {'; '.join(fids.cells)}."
         result = ratios if fids else describe_sampling(records, study.name)
-        caption = f"The long runs, at the best rates of the short runs and at the paper's rate. {result}"
+        caption = f"Long runs, at the short runs' best rates and the paper's. {result}"
         notes: tuple[str, ...] = (cells, *_tuned_note(study))
         notes += (describe_sampling(records, study.name),) if fids else ()
         notes += (*_fid_note(records, study, fid_ratios), "FIDs of MNIST can be compared only within one study.")

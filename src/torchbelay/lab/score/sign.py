@@ -128,7 +128,8 @@ def _by_theta(study: StudyResults) -> Plate:
         *([summary] if (summary := summarize(study)) else []),
         "θ > 0 is BELAY's side. θ < 0 is Generalized Primal Averaging; schedule-free is its case of an averaging rate "
         f"1/t. Here the averaging rate is {rate} everywhere. The part on CIFAR-10 tries θ −0.5 on other images.",
-        "These are cold starts. The part warmup has the control: the same runs with steps of warm-up.",
+        "These are cold starts. The part warmup has the control: θ = 0 and −0.5, cold and with warm-up, on other seeds "
+        "and in shorter runs.",
         "Above: dots are seeds, joined by thin lines, and bars are medians; the strip counts lost seeds. "
         f"{describe_lost_runs(study)}",
         f"Below: the ratio to θ = 0, seed by seed, with its {CONFIDENCE:.0%} interval (grey: within {MARGIN - 1:.0%}). "
