@@ -1,6 +1,7 @@
 """`torchbelay recommend`, through `main(argv)`: output, errors and exit status."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -74,6 +75,82 @@ def test_a_run_is_learnt_from(run, reports: Path) -> None:
     assert "noise cannot be told" in " ".join(alone.out.split())
 
 
+@pytest.fixture
+def three(tmp_path: Path) -> list[str]:
+    """Files of runs at three learning rates, of which the middle one ends best."""
+    found = []
+    for lr, end in ((0.1, 0.6), (0.2, 0.5), (0.4, 0.7)):
+        path = tmp_path / f"{lr:g}" / "stats.jsonl"
+        path.parent.mkdir()
+        lines = [{"step": t, "lr": lr, "w1": end + 0.02 + 0.9**t, "w2": end + 0.95**t} for t in (1, 5, 20, 60, 200)]
+        path.write_text("\n".join(map(json.dumps, lines)))
+        found.append(str(path))
+    return found
+
+
+def test_several_runs_are_a_line_search(run, three: list[str]) -> None:
+    asked = ["recommend", "--steps", "200", "--beta1", "0", "--json"]
+    one, two, all_three = (
+        run([*asked, "--from-run", *chosen, "--decay", "0.9"]).json for chosen in (three[1:2], three[:2], three)
+    )
+    assert 0.05 <= one["lr"] <= 0.4
+    assert two["lr"] > 0.2 * 2**0.5 / 1.01
+    assert 0.1 < all_three["lr"] < 0.3
+    assert "Of 3 runs, the one at a learning rate of 0.2 ended best." in all_three["explanation"]
+    lost = run([*asked, "--from-run", *three[:2], "--decay", "0.9", "--lost", "0.4"]).json
+    assert 0.1 < lost["lr"] < 0.2
+    assert "Of 3 runs" in lost["explanation"]
+
+
+def test_each_run_may_have_a_decay_of_its_own(run, three: list[str]) -> None:
+    asked = ["recommend", "--steps", "200", "--beta1", "0", "--json", "--from-run", *three]
+    same = run([*asked, "--decay", "0.9"]).json
+    assert run([*asked, "--decay", "0.9", "0.9", "0.9"]).json == same
+    assert run([*asked, "--decay", "0.99", "0.9", "0.99"]).json["rate"] == same["rate"]  # the best one has 0.9
+    assert run([*asked, "--decay", "0.9", "0.99", "0.9"]).json["rate"] < same["rate"]
+
+
+def test_several_runs_have_options_beside_each(run, three: list[str]) -> None:
+    asked = ["recommend", "--steps", "200", "--from-run", *three, "--json"]
+    expected = run([*asked, "--decay", "0.9", "0.95", "0.9", "--beta1", "0.8"]).json
+    for path, decay in zip(three, (0.9, 0.95, 0.9), strict=True):
+        write_options(Path(path), f"Spring.ema(decay={decay})", beta1=0.8)
+    got = run(asked).json
+    assert got["read"].count("β1 = 0.8.") == 3
+    assert f"From {Path(three[1]).parent / 'options.json'}: decay = 0.95, β1 = 0.8." in got["read"]
+    assert got["lr"] == pytest.approx(expected["lr"])
+    (Path(three[2]).parent / "options.json").unlink()
+    some = run([*asked, "--decay", "0.9"]).json["warnings"]
+    assert "β1 = 0.8 is taken for all runs, and some have no options.json beside them." in some
+    write_options(Path(three[1]), "Spring.ema(decay=0.9)", beta1=0.9)
+    assert "the runs have β1 of 0.8 to 0.9; give runs with one β1" in run(asked).err
+
+
+def test_a_mistake_in_one_of_several_runs_names_its_file(run, three: list[str]) -> None:
+    asked = ["recommend", "--steps", "200", "--beta1", "0", "--from-run", *three]
+    assert "--decay has 2 values for 3 runs; give one, or one per run" in run([*asked, "--decay", "0.9", "0.8"]).err
+    lines = Path(three[2]).read_text().split("\n")
+    Path(three[2]).write_text("\n".join([*lines[:-1], json.dumps(json.loads(lines[-1]) | {"w1": math.nan})]))
+    err = run([*asked, "--decay", "0.9"]).err
+    assert f"{three[2]}: line 5 of the run has the loss nan" in err
+    assert err.count("\n") == 1
+    assert "If this is one of several runs and it was lost, give its learning rate alone, as lost (--lost)" in err
+    dead = [json.dumps(json.loads(line) | {"w1": 2.3, "w2": 2.3}) for line in lines]
+    Path(three[2]).write_text("\n".join(dead))
+    assert f"{three[2]}: the losses of the run do not fall" in run([*asked, "--decay", "0.9"]).err
+    Path(three[2]).write_text("\n".join([*lines[:-1], json.dumps(json.loads(lines[-1]) | {"w1": 1e200})]))
+    assert f"{three[2]}: losses or learning rates of the run are below" in run([*asked, "--decay", "0.9"]).err
+    Path(three[2]).write_text("{")
+    assert run([*asked, "--decay", "0.9"]).err.count(three[2]) == 1
+
+
+def test_json_says_what_the_runs_say(run, three: list[str]) -> None:
+    got = run(["recommend", "--steps", "200", "--beta1", "0", "--json", "--from-run", *three, "--decay", "0.9"]).json
+    assert (got["near"], got["runs"], got["case"]) == (0.2, 3, "between")
+    assert 0 <= got["noise_share"] < 1
+    assert not {"near", "runs", "case"} & {*run(f"{SMALL} --json").json}
+
+
 def write_options(reports: Path, method: str, **more: object) -> None:
     """Write options.json beside the reports, as torchbelay train does."""
     resolved = {"method": method, "inner": "Adam", **more}
@@ -144,7 +221,8 @@ def test_options_that_cannot_be_read_are_one_line_with_the_cure(run, reports: Pa
     [
         ("--curvatures 1 --from-run x", "--from-run finds these by itself; leave out --curvatures"),
         ("--noise 2 --lr 1 --from-run x", "leave out --noise, --lr"),
-        ("--decay 0.9", "--decay is that of the run of --from-run"),
+        ("--decay 0.9", "--decay is about the runs of --from-run; leave it out"),
+        ("--lost 0.9", "--lost is about the runs of --from-run; leave it out"),
         ("--from-run nowhere.jsonl", "cannot read nowhere.jsonl: No such file"),
         ("--curvatures 0", r"curvatures=0\.0 is out of range"),
         ("--beta1 1", r"beta1=1\.0 is out of range"),
@@ -166,10 +244,10 @@ def test_a_mistake_is_one_line_and_status_2(run, more: str, message: str) -> Non
     [
         ("{not json}\n", "is not JSON in line 1"),
         ("[1]\n", "has no object in line 1; give one object per line"),
-        ('{"step": 1, "lr": 1, "loss": 1}\n', "has 1 reports; the fit needs"),
-        ("", "has 0 reports"),
+        ('{"step": 1, "lr": 1, "loss": 1}\n', "has reports at 1 steps; the fit needs"),
+        ("", "has reports at 0 steps"),
         ("[" * 100_000, "is not JSON in line 1"),
-        ("\ufeff", "has 0 reports"),
+        ("\ufeff", "has reports at 0 steps"),
     ],
 )
 def test_a_damaged_file_is_one_line_and_status_2(run, tmp_path: Path, text: str, message: str) -> None:

@@ -18,6 +18,7 @@ PAGES = (
     "compile.md",
     "fsdp2.md",
     "gan.md",
+    "learning-rate.md",
     "lora.md",
     "many-workers.md",
     "merge.md",

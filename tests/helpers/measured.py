@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import re
+from statistics import median
 from types import ModuleType
 
 import torch
@@ -12,7 +13,7 @@ import torchbelay as tb
 from helpers import kept_records
 from helpers.documents import table
 from helpers.root import ROOT
-from torchbelay.lab.advice.analysis import Outcomes, count_worse, problems, spread
+from torchbelay.lab.advice.analysis import Outcome, Outcomes, count_worse, problems, spread
 from torchbelay.lab.advice.figures import GOAL
 from torchbelay.lab.arms import BELAY, EMA, EQUAL, MATCHED
 from torchbelay.lab.claims.score import contests_on_mnist
@@ -203,35 +204,58 @@ def belay() -> str:
 
 
 def advice_cell() -> str:
-    """Return the regret of advice from a run on both networks, as the cell of a table."""
+    """Return what searches by advice ended with on each kind of network, as the cell of a table."""
     found = _advices()
-    regrets = (f"{name} {spread([each.regret for each in one.all])}" for name, one in found.items())
-    return f"loss ÷ that of the best of {_grid(found)} settings: {', '.join(regrets)}"
+    regrets = (f"{name} {spread([each.regret for each in one.ends])}" for name, one in found.items())
+    return f"loss of searches ÷ best of {_grid(found)} settings: {', '.join(regrets)}"
 
 
-def advice_beside_the_run() -> str:
-    """Return how often advice made a run of a network better or worse, from low rates and from others."""
-    found = _advices()
-    low = [each for one in found.values() for each in one.low]
-    high = [each for one in found.values() for each in one.high]
-    every = [each for one in found.values() for each in one.all]
-    within = sum(each.regret <= GOAL for each in every)
-    assert not any(each.worse for each in low)
+def advice_from_one_run() -> str:
+    """Return what advice from one run of a network did to its loss."""
+    every = [each for one in _advices().values() for each in one.all]
+    lower, higher = (sum(each.ratio < 0.98 for each in every), sum(each.ratio > 1.02 for each in every))
     return (
-        f"From runs at half of their best learning rate or less, the advice always lowered the loss, to "
-        f"{spread([each.ratio for each in low])} times the run's ({len(low)} runs). From runs at their best rate or "
-        f"above, it raised the loss in {count_worse(high)}, to up to {max(each.ratio for each in high):.1f} times. "
-        f"Only {within} of {len(every)} advices were within 10% of the best of {_grid(found)} settings."
+        f"From one run, it lowered the loss by more than 2% in {lower} of {len(every)} cases and raised it in "
+        f"{higher}: to {spread([each.ratio for each in every])} times the run's. {_within(every)} advices are within "
+        f"10% of the best of {_grid(_advices())} settings."
     )
+
+
+def advice_from_several_runs() -> str:
+    """Return where searches by advice ended, and after how many runs."""
+    found = _advices()
+    every = [each for one in found.values() for each in one.ends]
+    each_of = ", ".join(f"{name} {_within(one.ends)}" for name, one in found.items())
+    took = sorted(count for one in found.values() for count in one.took)
+    return (
+        f"Asked again with every run that followed it, it led to within 10% of the best of {_grid(found)} settings in "
+        f"{_within(every)} cases ({each_of}), after {took[0]} to {took[-1]} runs more; the median is "
+        f"{median(each.regret for each in every):.2f} times that best"
+    )
+
+
+def tuned_ema() -> str:
+    """Return what an EMA of one decay reaches if its learning rate alone is tuned."""
+    found = _advices()
+    ratios = ", ".join(f"{one.tuned:.2f} ({name})" for name, one in found.items())
+    (decay,) = {one.about["decay"] for one in found.values()}
+    return (
+        f"An EMA of decay {decay:g} at the best of its seven learning rates has {ratios} times the loss of the grid's "
+        "best"
+    )
+
+
+def _within(outcomes: list[Outcome]) -> str:
+    return f"{sum(each.regret <= GOAL for each in outcomes)} of {len(outcomes)}"
 
 
 def advice_from_curvatures() -> str:
     """Return what advice from measured curvatures was worth on MNIST."""
-    found = Outcomes.of(kept_records.lines("advice"), "MNIST", probed=True)
+    found = Outcomes.of(kept_records.lines("advice"), "classifier", probed=True)
     within = sum(each.regret <= GOAL for each in found.all)
     return (
         f"its loss was {spread([each.regret for each in found.all])} times that of the best of "
-        f"{_grid({'MNIST': found})} settings, {within} of {len(found.all)} advices were within 10% of it, and "
+        f"{_grid({'classifier': found})} settings, {within} of {len(found.all)} advices were within 10% of it, and "
         f"{count_worse(found.all)} made the run worse, {sum(each.warned and each.worse for each in found.all)} of them "
         "with a warning"
     )
@@ -239,19 +263,9 @@ def advice_from_curvatures() -> str:
 
 def curvatures_cell() -> str:
     """Return the regret of that advice, as the cell of a table."""
-    found = Outcomes.of(kept_records.lines("advice"), "MNIST", probed=True)
+    found = Outcomes.of(kept_records.lines("advice"), "classifier", probed=True)
     regrets = spread([each.regret for each in found.all])
-    return f"loss ÷ that of the best of {_grid({'MNIST': found})} settings: {regrets}"
-
-
-def advice_warnings() -> str:
-    """Return how often the fit warned of advice that made a run worse, and of other advice."""
-    every = [each for one in _advices().values() for each in one.all]
-    worse, better = ([each for each in every if each.worse is which] for which in (True, False))
-    return (
-        f"came with {sum(each.warned for each in worse)} of the {len(worse)} advices that made a run worse, and with "
-        f"{sum(each.warned for each in better)} of the {len(better)} others"
-    )
+    return f"loss ÷ that of the best of {_grid({'classifier': found})} settings: {regrets}"
 
 
 def _advices() -> dict[str, Outcomes]:

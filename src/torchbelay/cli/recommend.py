@@ -11,15 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbelay.physics import recommend_words
-from torchbelay.physics.recommend import Advice, Setting, recommend
-from torchbelay.physics.run_fit import fit_run
-
 from .loading import LoadError, load_function
 from .parser import add_verb, number, steps
-from .run_options import read_options
 
 if TYPE_CHECKING:
+    from torchbelay.physics.recommend import Advice
+    from torchbelay.physics.search import Setting
     from torchbelay.physics.spectrum import Spectrum
 
     from .parser import Commands
@@ -31,6 +28,7 @@ examples:
   torchbelay recommend --steps 2000 --curvatures 200 20 2 0.2 --noise 4 --batch 32 --start 2.3
   torchbelay recommend --steps 1e5 --from-run runs/a/stats.jsonl                     a run of torchbelay train
   torchbelay recommend --steps 1e5 --from-run mine.jsonl --decay 0.999 --beta1 0.9   a run of your own
+  torchbelay recommend --steps 1e5 --from-run runs/*/stats.jsonl --lost 0.01         several runs: a line search
   torchbelay recommend --steps 10000 --batch 256 --probe train.py:probe     measures the curvatures of your own model
 
 A line of the file of --from-run is a JSON object with step, lr, the loss of the weights (w1, or loss) and the loss of
@@ -40,8 +38,6 @@ loss) for SGD, or (model, loss, optimizer) for an Adam that has stepped; loss() 
 advice is exact for a quadratic with noisy gradients. In the output of --json, lr_unit is null if learning rates are
 those of the optimizer, or what they are multiples of.
 """
-
-_NO_BETA1 = "β1 is taken as 0, because there is no options.json beside the run; for Adam give --beta1, most often 0.9."
 
 
 def add(commands: "Commands") -> None:
@@ -78,12 +74,27 @@ def add(commands: "Commands") -> None:
     option("--batch", type=number, metavar="N", help="examples per step (default: 128)")
     option("--start", type=number, metavar="L", help="loss above its minimum at the beginning (default: 1)")
     option = parser.add_argument_group("or a run to learn it from").add_argument
-    option("--from-run", type=Path, metavar="FILE", help="reports of a run, one JSON object per line")
+    option(
+        "--from-run",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="reports of a run, one JSON object per line; of several runs that differ in rates alone for a line search",
+    )
     option(
         "--decay",
         type=number,
+        nargs="+",
         metavar="D",
-        help="the decay of that run's EMA, to tell noise from the minimum (default: that of the run's options.json)",
+        help="the decay of that run's EMA, or one per run, to tell noise from the minimum (default: that of the run's "
+        "options.json)",
+    )
+    option(
+        "--lost",
+        type=number,
+        nargs="+",
+        metavar="LR",
+        help="learning rates of other runs, whose loss became infinite or did not fall",
     )
 
 
@@ -91,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the advice in words, or one JSON object."""
     try:
         measured = _probe(args)
-        read, caveats = _fill(args)
-        advice = _advice(args, measured, caveats)
+        advice, read = _advice(args, measured)
         words = advice.explain()
     except (LoadError, ValueError, TypeError) as error:
         args.parser.error(str(error))
@@ -109,43 +119,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _advice(args: argparse.Namespace, measured: "Spectrum | None", caveats: list[str]) -> Advice:
-    """Return the advice for the loss, or the run, that the arguments describe."""
+def _advice(args: argparse.Namespace, measured: "Spectrum | None") -> "tuple[Advice, str | None]":
+    """Return the advice for the loss, or the runs, that the arguments describe, and what was read about the runs."""
+    from torchbelay.physics.recommend import recommend
+
+    from .runs import read_runs
+
     if args.from_run is None:
-        if args.decay is not None:
-            raise ValueError("--decay is that of the run of --from-run; leave it out, or give --from-run")
+        for name in ("decay", "lost"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name} is about the runs of --from-run; leave it out, or give --from-run")
         curvatures = measured or args.curvatures
-        return recommend(args.steps, curvatures=curvatures, beta1=args.beta1, lr=args.lr, **_given(args))
+        return recommend(args.steps, curvatures=curvatures, beta1=args.beta1, lr=args.lr, **_given(args)), None
     extra = [*_given(args), *(name for name in ("curvatures", "lr") if getattr(args, name) is not None)]
     if extra:
         raise ValueError(f"--from-run finds these by itself; leave out --{', --'.join(extra)}")
-    found = fit_run(_read(args.from_run), decay=args.decay, beta1=args.beta1 or 0.0)
-    return recommend(args.steps, curvatures=found, beta1=args.beta1, caveats=caveats)
-
-
-def _fill(args: argparse.Namespace) -> tuple[str | None, list[str]]:
-    """Set the decay and β1 of a run that were not given; return what was read, and what is doubtful about them."""
-    if args.from_run is None:
-        return None, []
-    try:
-        options = read_options(args.from_run)
-    except ValueError:
-        if args.decay is None or args.beta1 is None:
-            raise
-        options = None  # a file of another program, of which nothing is needed
-    if options is None:
-        return None, [] if args.beta1 is not None else [_NO_BETA1]
-    read = []
-    if args.decay is None:
-        args.decay = options.decay
-        read.append(f"decay = {args.decay:.6g}")
-    if args.beta1 is None:
-        args.beta1 = options.beta1
-        read.append(f"β1 = {args.beta1:g}")
-    text = f"From {options.path}: {', '.join(read)}." if read else None
-    if options.pulls is None:
-        return text, []
-    return text, [f"The run had {options.pulls}, which pulls the weights; the fit takes it for an EMA."]
+    runs = read_runs(args.from_run, args.decay, args.beta1)
+    lost = args.lost or ()
+    return recommend(args.steps, curvatures=runs.fits, beta1=runs.beta1, lost=lost, caveats=runs.caveats), runs.read
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -157,9 +148,11 @@ def _probe(args: argparse.Namespace) -> "Spectrum | None":
     """Return the curvatures of the model that --probe leads to; None without it."""
     if args.probe is None:
         return None
-    for name in ("curvatures", "from_run", "decay"):
+    for name in ("curvatures", "from_run", "decay", "lost"):
         if getattr(args, name) is not None:
             raise ValueError(f"--probe measures the curvatures; leave out --{name.replace('_', '-')}")
+    from torchbelay.physics.recommend import recommend
+
     # What is wrong with the other arguments shows before the work.
     recommend(args.steps, curvatures=[1.0], beta1=args.beta1, lr=args.lr, **_given(args))
     if not all(args.probe.rpartition(":")):
@@ -195,29 +188,7 @@ def _show(done: int, total: int) -> None:
         sys.stderr.flush()
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of reports; those without losses are left out."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8: {error}; give one JSON object per line") from error
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    found = []
-    for count, line in enumerate(text.split("\n"), 1):  # splitlines() would also split at characters inside of texts
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not JSON in line {count}: {error}; give one object per line") from error
-        if not isinstance(value, dict):
-            raise ValueError(f"{path} has no object in line {count}; give one object per line")
-        found.append(value)
-    return found
-
-
-def _facts(advice: Advice, measured: "Spectrum | None", read: str | None) -> dict[str, Any]:
+def _facts(advice: "Advice", measured: "Spectrum | None", read: str | None) -> dict[str, Any]:
     """Return the advice under the names that --json prints."""
     others = {name: _setting(each) for name, each in advice.alternatives.items()}
     return {
@@ -226,6 +197,7 @@ def _facts(advice: Advice, measured: "Spectrum | None", read: str | None) -> dic
         "lr_unit": advice.lr_unit,
         **_setting(advice.best),
         "theta_floor": advice.floor,
+        **({} if advice.near is None else _learnt(advice)),
         "alternatives": others,
         **({} if measured is None else {"probe": asdict(measured)}),
         **({} if read is None else {"read": read}),
@@ -234,7 +206,15 @@ def _facts(advice: Advice, measured: "Spectrum | None", read: str | None) -> dic
     }
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
+def _learnt(advice: "Advice") -> dict[str, Any]:
+    """Return what the runs say that the advice is from."""
+    share = None if advice.share is None or not math.isfinite(advice.share) else advice.share
+    return {"near": advice.near, "runs": advice.runs, "noise_share": share, "case": advice.region.case}
+
+
+def _setting(setting: "Setting") -> dict[str, Any]:
+    from torchbelay.physics import recommend_words
+
     method = setting.method
     return {
         "method": recommend_words.call(setting),

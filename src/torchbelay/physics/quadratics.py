@@ -94,6 +94,18 @@ class Quadratic:
         """The loss above the minimum at the beginning."""
         return sum(each.number * each.curvature * each.start for each in self.directions) / 2
 
+    def bounded(self, largest: float) -> "Quadratic":
+        """Return the same with curvatures of at most `largest`; the loss at the start stays.
+
+        >>> Quadratic.of([1.0, 0.1]).bounded(0.5).largest
+        0.5
+        """
+        if self.largest <= largest:
+            return self
+        cut = (each._replace(curvature=min(each.curvature, largest)) for each in self.directions)
+        starts = (each.start * max(1.0, each.curvature / largest) for each in self.directions)
+        return Quadratic(tuple(each._replace(start=start) for each, start in zip(cut, starts, strict=True)))
+
     def merged(self, most: int) -> "Quadratic":
         """Return about the same quadratic with at most `most` curvatures: neighbours on a log scale become one.
 

@@ -7,45 +7,23 @@ quadratic: the advice is where to begin.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence, ValuesView
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from . import arguments, recommend_words
-from .coupling import watch
-from .inner_momentum import stable_range, theta_floor
+from .evidence import Evidence
+from .inner_momentum import theta_floor
 from .methods.centred import centred
 from .methods.schedule_free import schedule_free
 from .quadratics import Quadratic, Split, typical
+from .region import LINE_SEARCH, NEAR, Region
 from .run_fit import RunFit
+from .search import AROUND, LONGEST, Setting, scaled, search, tune_free
 from .spectrum import Spectrum
 
-LONGEST = 10**9  # steps: the search takes averaging rates down to 1/LONGEST
 MOST = 10  # curvatures that the search looks at; more are merged
-CLEAR = 0.75  # θ stays above this share of the floor
 SIMPLER = 1.03  # an EMA is recommended if its loss is at most this many times the best
-AROUND = 1.15  # the search judges a learning rate by the rates this many times smaller and larger: no knife's edge
-WITHIN = 1.1  # the range of learning rates: those whose loss is at most this many times that of the best
-NEAR = 2.0  # how many times smaller or larger than the rate of a run the advice from that run may be
-_THETAS = (-0.85, -0.6, -0.4, -0.2, 0.0, 0.3)  # where the search begins
-_FREE_BETA = 0.9  # of schedule-free averaging
-_FINEST = 1.04  # the search ends when neighbours differ by this factor
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A method at a learning rate, and its expected loss above the minimum after the run."""
-
-    method: centred | schedule_free
-    lr: float
-    loss: Split
-    lrs: tuple[float, float]  # the learning rates whose loss is at most 10% above this one's, all else equal
-    limit: float  # the largest stable learning rate; for schedule-free, that of its first step
-
-    @property
-    def width(self) -> float:
-        """How many times the largest of `lrs` is the least."""
-        return self.lrs[1] / self.lrs[0]
 
 
 @dataclass(frozen=True)
@@ -68,6 +46,9 @@ class Advice:
     lr_unit: str | None = None  # what learning rates are multiples of; None if they are rates for the optimizer
     measured: bool = False  # the curvatures are those of a network, by `measure_curvatures`
     near: float | None = None  # the learning rate of the run that the advice is from
+    runs: int = 0  # that the advice is from, lost ones included
+    share: float | None = None  # of noise in the weights of the best of them
+    region: Region = field(default=Region())  # where the search stayed, and why
 
     @property
     def floor(self) -> float:
@@ -99,31 +80,34 @@ class Advice:
 def recommend(
     steps: int,
     *,
-    curvatures: Sequence[float] | Spectrum | Quadratic | RunFit | None = None,
+    curvatures: Sequence[float] | Spectrum | Quadratic | RunFit | Iterable[RunFit] | None = None,
     beta1: float | None = None,
     noise: float = 1.0,
     batch: float = 128.0,
     start: float = 1.0,
     lr: float | None = None,
     near: float | None = None,
+    lost: Sequence[float] = (),
     caveats: Sequence[str] = (),
 ) -> Advice:
     """Return θ, the averaging rate and the learning rate for a run of `steps` steps, with reasons.
 
     Args:
         steps: the length of the run.
-        curvatures: the eigenvalues of the loss's Hessian, what `measure_curvatures` or `fit_run` has found, or a
-            `Quadratic`. Left out, a typical spectrum stands for them, and learning rates are in units of 1/(largest
-            curvature).
+        curvatures: the eigenvalues of the loss's Hessian, what `measure_curvatures` or `fit_run` has found, a list of
+            what `fit_run` has found for several runs, or a `Quadratic`. Left out, a typical spectrum stands for them,
+            and learning rates are in units of 1/(largest curvature).
         beta1: the optimizer's momentum: Adam's β1, or that of SGD with dampening = momentum. Without dampening, torch's
             default, learning rates of SGD that follow from curvatures are 1 − β1 times as large. Left out, it is that
-            of the Adam that curvatures were measured for, else 0.
+            of the Adam that curvatures were measured for, or of the fitted runs, else 0.
         noise: the variance of one example's gradient over the curvature; 1 for a log-likelihood near its minimum.
         batch: examples per step.
         start: the loss above its minimum at the beginning.
         lr: the learning rate that is best for an EMA, if you know it; rates of the advice are then relative to it.
         near: the learning rate of the run that the curvatures are known from; the advice stays within a factor of 2.
-            Left out, it is that of the run which was fitted.
+            Left out, it is that of the fitted run that ended best. Then its averaging rate, its noise and the other
+            runs count too (`physics.region`).
+        lost: learning rates of other runs of the same kind, whose loss became infinite or did not fall.
         caveats: warnings to add, of what made the curvatures.
 
     >>> advice = recommend(2000, beta1=0.9, lr=3e-4)
@@ -135,35 +119,70 @@ def recommend(
         raise ValueError(f"steps={steps!r} is too large to search for; it needs steps ≤ {LONGEST:,}")
     if isinstance(caveats, str):
         raise TypeError(f"caveats={caveats!r} is a text; give a list of texts")
+    if isinstance(curvatures, Iterator | ValuesView):
+        curvatures = list(curvatures)
+    evidence = _evidence(curvatures, lost, near, lr)
+    if evidence and (noise, batch, start) != (1.0, 128.0, 1.0):
+        raise ValueError("noise, batch and start are those of the fitted runs; leave them out")
+    source = evidence.best if evidence else curvatures
     if beta1 is None:
-        beta1 = curvatures.beta1 if isinstance(curvatures, Spectrum) else 0.0
+        beta1 = source.beta1 if isinstance(source, Spectrum | RunFit) else 0.0
     beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
-    if isinstance(curvatures, RunFit) and near is None:
-        near = curvatures.lr
-    problem = _problem(curvatures, start=start, noise=noise, batch=batch)
+    if isinstance(source, RunFit) and beta != source.beta1:
+        raise ValueError(f"beta1={beta1!r} is not that of the fitted runs, {source.beta1:g}; leave it out")
+    problem = _problem(source, start=start, noise=noise, batch=batch)
+    doubts = (evidence or source).caveats if isinstance(source, Spectrum | RunFit) else ()
+    if near is not None:
+        known, evidence = arguments.number("near", near, low=0), None
+        region = Region.near(known)
+    elif evidence:
+        known, region = evidence.best.lr, evidence.region(count)
+        problem = evidence.problem(region)
+        doubts = [*doubts, *evidence.beyond(region)]
+    else:
+        known, region = 0.0, Region()
     small = problem.merged(MOST)
-    known = 0.0 if near is None else arguments.number("near", near, low=0)
-    found = _search(small, count, beta, known)
-    ema, free = found[0.0], _tune_free(small, count)
+    found = search(small, count, beta, region)
+    ema, free = found[0.0], tune_free(small, count)
     candidates = [*found.values(), *([] if beta or known else [free])]  # schedule-free takes the place of the momentum
     best = _choose(small, ema, candidates, known, beta)
     measured, unknown = isinstance(curvatures, Spectrum), curvatures is None and lr is None
-    warnings = [*caveats, *(curvatures.caveats if isinstance(curvatures, Spectrum | RunFit) else ())]
-    warnings += [*_warnings(small, best, count, unknown), *(_warnings_near(best, free, known) if known else ())]
+    if evidence:  # limits are those of the quadratic as it was fitted
+        smaller = problem.largest / evidence.best.problem.largest
+        best, ema, free = (replace(each, limit=smaller * each.limit) for each in (best, ema, free))
     alternatives = {"EMA": ema, "schedule-free": free}
+    warnings = [*caveats, *doubts, *_warnings(small, best, count, unknown, region)]
+    warnings += _warnings_near(best, free, region, known) if known else []
     if lr is not None:
         scale = arguments.number("lr", lr, low=0) / ema.lr
         if curvatures is not None:
             warnings.append(recommend_words.rescaled(float(lr), problem.largest, scale))
-        alternatives = {name: _scaled(each, scale) for name, each in alternatives.items()}
-        best = _scaled(best, scale)
+        alternatives = {name: scaled(each, scale) for name, each in alternatives.items()}
+        best = scaled(best, scale)
     unit = recommend_words.UNIT if unknown else None
-    return Advice(count, beta, best, alternatives, problem, tuple(warnings), unit, measured, known or None)
+    learnt = (evidence.count, evidence.best.share) if evidence else (0, None)
+    said = tuple(warnings)
+    return Advice(count, beta, best, alternatives, problem, said, unit, measured, known or None, *learnt, region)
 
 
-def _problem(
-    curvatures: Sequence[float] | Spectrum | Quadratic | RunFit | None, *, start: float, noise: float, batch: float
-) -> Quadratic:
+def _evidence(curvatures: object, lost: Sequence[float], near: float | None, lr: float | None) -> Evidence | None:
+    """Return the fitted runs that were given in place of curvatures."""
+    runs = curvatures if isinstance(curvatures, list | tuple) else [curvatures]
+    if not hasattr(lost, "__iter__"):
+        raise TypeError(f"lost={lost!r} is not a list of learning rates; give a list")
+    gone = tuple(arguments.number("lost", each, low=0) for each in lost)
+    if not any(isinstance(each, RunFit) for each in runs):
+        if gone:
+            raise ValueError(f"lost={lost!r} goes with fitted runs; give them as curvatures")
+        return None
+    if lr is not None:
+        raise ValueError(f"lr={lr!r} gives curvatures their size, and those of fitted runs have one; leave it out")
+    if gone and near is not None:
+        raise ValueError(f"near={near!r} takes the place of all runs, also of lost={lost!r}; leave one of them out")
+    return Evidence.of(runs, gone)
+
+
+def _problem(curvatures: Any, *, start: float, noise: float, batch: float) -> Quadratic:
     """Return the quadratic that the arguments of `recommend` describe."""
     if isinstance(curvatures, RunFit):
         return curvatures.problem
@@ -195,98 +214,7 @@ def _choose(problem: Quadratic, ema: Setting, candidates: Sequence[Setting], kno
     return best
 
 
-# The search ----------------------------------------------------------------------------------------------------------
-
-
-def _search(problem: Quadratic, steps: int, beta: float, known: float) -> dict[float, Setting]:
-    """Return the best settings that were found, by their θ; 0 is always among them.
-
-    If a learning rate is known, the search stays near it.
-    """
-
-    def loss(theta: float, c: float, lr: float) -> float:
-        if not (1 / LONGEST < c < 1 and theta >= CLEAR * theta_floor(beta, c)):
-            return math.inf
-        if known and not known / NEAR <= lr <= known * NEAR:
-            return math.inf
-        coupling = centred(theta, c).coupling(1, lr)
-        return sum(problem.loss(coupling, each, steps, beta).total for each in (lr * AROUND, lr / AROUND)) / 2
-
-    found: dict[float, tuple[float, float, float]] = {}
-    for theta in _THETAS:
-        c = min(0.5, 5 / steps)
-        while theta < CLEAR * theta_floor(beta, c) and c > 1e-8:
-            c /= 2
-        if theta < CLEAR * theta_floor(beta, c):
-            continue
-        limit = stable_range(centred(theta, c).coupling(1, 0.1), beta) / problem.largest
-        lr = min(known, max(known / NEAR, 0.8 * limit / AROUND)) if known else 0.2 * limit
-        rate, eta = _descend(lambda c, lr, theta=theta: loss(theta, c, lr), (c, lr))
-        found[theta] = (loss(theta, rate, eta), rate, eta)
-    theta = min(found, key=lambda each: found[each])
-    if theta:
-        _, rate, eta = found[theta]
-        shift, rate, eta = _descend(lambda s, c, lr: loss(s - 1, c, lr), (1 + theta, rate, eta))
-        found[shift - 1] = (loss(shift - 1, rate, eta), rate, eta)
-    return {theta: _describe(problem, theta, rate, eta, steps, beta) for theta, (_, rate, eta) in found.items()}
-
-
-def _descend(loss: Callable[..., float], start: tuple[float, ...]) -> tuple[float, ...]:
-    """Return positive numbers with the least loss, by trying neighbours that are a shrinking factor away."""
-    at, least, factor = start, loss(*start), 3.0
-    while factor > _FINEST:
-        moves = [move for move in product((1 / factor, 1.0, factor), repeat=len(at)) if move.count(1.0) >= len(at) - 1]
-        tried = [tuple(x * f for x, f in zip(at, move, strict=True)) for move in moves if set(move) != {1.0}]
-        value, best = min((loss(*each), each) for each in tried)
-        if value < least:
-            at, least = best, value
-        else:
-            factor = math.sqrt(factor)
-    return at
-
-
-def _describe(problem: Quadratic, theta: float, rate: float, lr: float, steps: int, beta: float) -> Setting:
-    method = centred(theta, rate)
-    coupling = method.coupling(1, lr)
-    lrs = _range(lambda lr: problem.loss(coupling, lr, steps, beta).total, lr)
-    limit = stable_range(coupling, beta) / problem.largest
-    return Setting(method, lr, problem.loss(coupling, lr, steps, beta), lrs, limit)
-
-
-def _tune_free(problem: Quadratic, steps: int) -> Setting:
-    """Return schedule-free averaging at its best learning rate, around an optimizer without momentum."""
-
-    def loss(lr: float) -> float:
-        return problem.loss_free(_FREE_BETA, lr, steps).total
-
-    (lr,) = _descend(lambda lr: loss(lr * AROUND) + loss(lr / AROUND), (1.0 / problem.largest,))
-    limit = stable_range(watch(1.0), 0.0) / problem.largest  # of its first step, at which c = 1
-    return Setting(schedule_free(_FREE_BETA), lr, problem.loss_free(_FREE_BETA, lr, steps), _range(loss, lr), limit)
-
-
-def _range(loss: Callable[[float], float], best: float) -> tuple[float, float]:
-    """Return the learning rates around the best one at which the loss is WITHIN times as large."""
-    allowed = WITHIN * loss(best)
-
-    def end(factor: float) -> float:
-        inside, outside = best, best * factor
-        while loss(outside) <= allowed and 1e-6 < outside / best < 1e6:
-            inside, outside = outside, outside * factor
-        for _ in range(5):
-            middle = math.sqrt(inside * outside)
-            inside, outside = (middle, outside) if loss(middle) <= allowed else (inside, middle)
-        return inside
-
-    return end(1 / 1.5), end(1.5)
-
-
-def _scaled(setting: Setting, scale: float) -> Setting:
-    """Return the setting of a loss whose curvatures are 1/scale times as large: all its rates are scale times so."""
-    low, high = setting.lrs
-    return Setting(setting.method, scale * setting.lr, setting.loss, (scale * low, scale * high), scale * setting.limit)
-
-
-def _warnings(problem: Quadratic, best: Setting, steps: int, unknown: bool) -> list[str]:
+def _warnings(problem: Quadratic, best: Setting, steps: int, unknown: bool, region: Region) -> list[str]:
     """Return what makes the advice doubtful."""
     found = []
     if unknown:
@@ -295,7 +223,7 @@ def _warnings(problem: Quadratic, best: Setting, steps: int, unknown: bool) -> l
         found.append(
             f"After {steps:,} steps most of the way is still to go: the run is too short for any average to matter."
         )
-    if best.lr > best.limit / 2:
+    if best.lr > best.limit / 2 and region.case not in LINE_SEARCH:
         found.append(
             "The recommended learning rate is more than half of the largest stable one. On a network the curvature "
             "changes with the learning rate: begin at half of it, with a warm-up."
@@ -303,15 +231,17 @@ def _warnings(problem: Quadratic, best: Setting, steps: int, unknown: bool) -> l
     return found
 
 
-def _warnings_near(best: Setting, free: Setting, known: float) -> list[str]:
+def _warnings_near(best: Setting, free: Setting, region: Region, known: float) -> list[str]:
     """Return what lies beyond the learning rates that a run at a known one says something about."""
     found = []
-    if not known / NEAR * AROUND < best.lr < known * NEAR / AROUND:
+    assert region.lrs is not None
+    low, high = region.lrs
+    if region.case == "near" and not low * AROUND < best.lr < high / AROUND:
         found.append(
             f"On this quadratic a learning rate further from the run's {known:.3g} would be better still, but the run "
             "says little about it. Run again at the recommended rate, and ask again."
         )
-    if free.loss.total < best.loss.total:
+    if free.loss.total < best.loss.total and not known / NEAR <= free.lr <= known * NEAR:
         found.append(
             f"On this quadratic schedule-free averaging is better, but at a learning rate of {free.lr:.3g}, far from "
             f"the run's {known:.3g}: the run says little about it."

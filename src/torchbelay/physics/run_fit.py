@@ -7,11 +7,11 @@ steps see.
 """
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, median
+from operator import index
+from statistics import median
 from typing import Any
 
 from . import arguments
@@ -22,8 +22,9 @@ from .quadratics import Direction, Quadratic
 from .variance import step
 
 FAR = 0.1  # a relative error of the fit above this: the run is far from a quadratic
-NOISY = 1.1  # a gap above this: the learning rate of the run is not low
+LONG = 1.0  # a run of fewer times the length of its average says nothing about noise
 MOST = 24  # reports that are looked at
+_LOST = "If this is one of several runs and it was lost, give its learning rate alone, as lost (--lost)"
 _HUGE = 1e100  # squares of numbers that are larger, or smaller than its inverse, may leave the range of floats
 _CURVATURES = tuple(10 ** (-i / 2) for i in range(9))  # over the largest
 _COUNTS = (0.0, 0.5, 1.0)  # the number of directions of a curvature is its power −0, −½ or −1
@@ -39,7 +40,11 @@ class RunFit:
     minimum: float  # the loss at the minimum
     error: float  # relative, root mean square over the reports
     caveats: tuple[str, ...]
-    gap: float | None = None  # the loss of the weights over that of the average, mean of the last quarter of reports
+    steps: int  # of the run, up to the report of its end
+    end: float  # the loss of its average in the last report that has one, or of its weights without an average
+    beta1: float = 0.0  # of its optimizer
+    rate: float | None = None  # the averaging rate of its EMA, if it has one
+    share: float | None = None  # what noise adds to the loss of its weights at the end, over what it had to gain
 
 
 @dataclass(frozen=True)
@@ -86,38 +91,34 @@ def fit_run(lines: Sequence[Mapping[str, Any]], *, decay: float | None = None, b
     assert best is not None
     minimum, problem, error = best
     if problem.start <= 0:
-        raise ValueError("the losses of the run do not fall: there is nothing to learn from them; give a longer run")
+        raise ValueError(
+            f"the losses of the run do not fall: there is nothing to learn from them; give a longer run. {_LOST}"
+        )
     if error > FAR:
         caveats.append(
             f"The best quadratic misses the losses of the run by {error:.0%}: the model is far from a quadratic, and "
             "the advice is a guess."
         )
-    gap = _gap(reports)
-    if gap is not None and gap > NOISY:
-        caveats.append(
-            f"At the end of the run the loss of the weights is {gap:.2f} times that of the average: noise matters, so "
-            "the learning rate is not low. From such runs of networks the advice was mostly worse than the run."
-        )
-    return RunFit(problem, lr, minimum, error, tuple(caveats), gap)
-
-
-def _gap(reports: Sequence[_Report]) -> float | None:
-    """Return the loss of the weights over that of the average at the end of the run; None without an average."""
-    last = reports[-math.ceil(len(reports) / 4) :]
-    ratios = [report.w1 / report.w2 for report in last if report.w2 is not None]
-    return fmean(ratios) if ratios else None
+    last = reports[-1]
+    ends = [(report.step, report.w2) for report in reports if report.w2 is not None]
+    steps, end = ends[-1] if ends else (last.step, last.w1)
+    if not ends:
+        return RunFit(problem, lr, minimum, error, tuple(caveats), steps, end, beta)
+    ((_, noise, _, _),) = _curves(problem.directions, coupling, lr, beta, [last.step])
+    known = noise / problem.start if coupling.b * last.step >= LONG else None
+    return RunFit(problem, lr, minimum, error, tuple(caveats), steps, end, beta, coupling.b, known)
 
 
 def _read(lines: Sequence[Mapping[str, Any]], decay: float | None) -> tuple[list[_Report], float, list[str]]:
     """Return at most MOST reports, the learning rate, and what is doubtful about them."""
     found, lrs = [], []
     for number, line in enumerate(lines, 1):
-        at = line.get("step")
-        if isinstance(at, bool) or not isinstance(at, int) or at < 0:
+        at: Any = line.get("step")
+        if isinstance(at, bool) or not hasattr(at, "__index__") or index(at) < 0:
             raise ValueError(f"line {number} of the run has step={at!r}; it needs a whole number of at least 0")
         w1 = _loss(line.get("w1", line.get("loss")), number)
         w2 = None if decay is None or line.get("w2") is None else _loss(line["w2"], number)
-        found.append(_Report(at, w1, w2))
+        found.append(_Report(index(at), w1, w2))
         if at:
             if "lr" not in line:
                 raise ValueError(
@@ -125,8 +126,8 @@ def _read(lines: Sequence[Mapping[str, Any]], decay: float | None) -> tuple[list
                 )
             lrs.append(arguments.number(f"lr of line {number}", line["lr"], low=0, open_low=False))
     found.sort(key=lambda report: report.step)
-    if len({report.step for report in found}) < 4:
-        raise ValueError(f"the run has {len(found)} reports; the fit needs losses at 4 steps or more")
+    if (count := len({report.step for report in found})) < 4:
+        raise ValueError(f"the run has reports at {count} steps; the fit needs losses at 4 steps or more")
     caveats = []
     lr = median(lrs)
     if lr <= 0:
@@ -134,7 +135,8 @@ def _read(lines: Sequence[Mapping[str, Any]], decay: float | None) -> tuple[list
     sizes = [lr, *(loss for report in found for loss in (report.w1, report.w2) if loss is not None)]
     if min(sizes) < 1 / _HUGE or max(sizes) > _HUGE:
         raise OverflowError(
-            f"losses or learning rates of the run are below {1 / _HUGE:g} or above {_HUGE:g}; use moderate units"
+            f"losses or learning rates of the run are below {1 / _HUGE:g} or above {_HUGE:g}; use moderate units. "
+            f"{_LOST}"
         )
     if max(lrs) > 1.2 * lr or min(lrs) < lr / 1.2:
         caveats.append(f"The learning rate of the run changes; the fit takes it as its median, {lr:.3g}.")
@@ -145,6 +147,13 @@ def _read(lines: Sequence[Mapping[str, Any]], decay: float | None) -> tuple[list
         )
     elif all(report.w2 is None for report in found):
         caveats.append("Without losses of the average (w2) noise cannot be told from the loss at the minimum.")
+    elif decay is not None and (1 - decay) * found[-1].step < LONG:
+        caveats.append(
+            f"The average reaches back over {1 / (1 - decay):,.0f} steps, and the run has {found[-1].step:,}: noise "
+            "cannot be told from the loss at the minimum. Give a run with a shorter average."
+        )
+    if len(found) > MOST and sum(report.w2 is not None for report in found) >= MOST / 2:
+        found = [report for report in found if report.w2 is not None]  # they say more
     if len(found) > MOST:
         found = [found[round(i * (len(found) - 1) / (MOST - 1))] for i in range(MOST)]
     return found, lr, caveats
@@ -154,9 +163,12 @@ def _loss(value: Any, number: int) -> float:
     """Return a loss, which may be a mapping with `test` or `train`."""
     if isinstance(value, Mapping):
         value = value.get("test", value.get("train"))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        raise ValueError(f"line {number} of the run has the loss {value!r}; the fit needs positive finite numbers")
-    return float(value)
+    try:
+        return arguments.number("loss", value, low=0)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"line {number} of the run has the loss {value!r}; the fit needs positive finite numbers. {_LOST}"
+        ) from None
 
 
 def _curves(

@@ -20,7 +20,8 @@ class Outcome:
     lr: float  # of the run
     run: float
     regret: float
-    warned: bool  # by the fit, of a noisy run or one far from a quadratic; or with the advice from curvatures
+    warned: bool  # by the fit, of a run that is far from a quadratic; or with the advice from curvatures
+    share: float | None = None  # of noise in the weights of the run
 
     @property
     def ratio(self) -> float:
@@ -39,21 +40,33 @@ class Outcomes:
 
     about: Record
     settings: Sequence[Record]
-    advices: Sequence[Record]
-    refusals: Sequence[Record]
+    advices: Sequence[Record]  # of the first round
+    later: Sequence[Record]  # of all other rounds
+    refusals: Sequence[Record]  # of the first round
 
     @classmethod
     def of(cls, records: Sequence[Record], problem: str, *, probed: bool = False) -> "Outcomes":
         """Return those of a problem: of advice from the losses of runs, or from measured curvatures."""
         (about,) = select(records, "protocol", problem=problem)
         kinds = ("setting", "probe", "probe refusal") if probed else ("setting", "advice", "refusal")
-        parts = (select(records, kind, problem=problem) for kind in kinds)
-        return cls(about, *parts)
+        settings, advices, refusals = (select(records, kind, problem=problem) for kind in kinds)
+        first, later = ([each for each in advices if (each.get("round", 1) == 1) is which] for which in (True, False))
+        return cls(about, settings, first, later, [each for each in refusals if each.get("round", 1) == 1])
 
     @cached_property
     def best(self) -> Key:
         """The setting of the grid with the lowest mean loss over seeds."""
         return min(self._losses, key=lambda key: fmean(self._losses[key].values()))
+
+    @property
+    def tuned(self) -> float:
+        """The mean loss of the EMA that gives advice, at the best of its learning rates, over that of the best."""
+        means = {key: fmean(losses.values()) for key, losses in self._losses.items()}
+        ema = 1 - self.about["decay"]
+        return (
+            min(mean for (theta, rate, _), mean in means.items() if theta == 0 and abs(rate - ema) < 1e-9)
+            / means[self.best]
+        )
 
     @cached_property
     def _losses(self) -> dict[Key, dict[int, float]]:
@@ -65,17 +78,26 @@ class Outcomes:
 
     @cached_property
     def all(self) -> list[Outcome]:
-        """Every advice that was followed."""
-        best = self._losses[self.best]
+        """Every advice of the first round."""
+        return [self._outcome(each, "loss") for each in self.advices]
+
+    @cached_property
+    def ends(self) -> list[Outcome]:
+        """The best runs of the searches that began with these, by the losses that were reported, in the same order."""
+        last = {(each["seed"], each["lr"]): each for each in (*self.advices, *self.later)}
+        return [self._outcome(last[each["seed"], each["lr"]], "best") for each in self.advices]
+
+    def _outcome(self, advice: Record, loss: str) -> Outcome:
+        best = self._losses[self.best][advice["seed"]]
+        run, end = _finite(advice["run"]) / best, _finite(advice[loss]) / best
+        return Outcome(advice["seed"], advice["lr"], run, end, advice["warned"], advice.get("share"))
+
+    @property
+    def took(self) -> list[int]:
+        """How many runs more each of the searches took, in the order of `ends`; θ ≠ 0 takes an EMA besides."""
+        found = [(each["seed"], each["lr"], each["theta"]) for each in (*self.advices, *self.later)]
         return [
-            Outcome(
-                each["seed"],
-                each["lr"],
-                _finite(each["run"]) / best[each["seed"]],
-                _finite(each["loss"]) / best[each["seed"]],
-                each["warned"],
-            )
-            for each in self.advices
+            sum(1 + (theta != 0) for seed, lr, theta in found if (seed, lr) == (end.seed, end.lr)) for end in self.ends
         ]
 
     @property
@@ -87,20 +109,9 @@ class Outcomes:
         """Return the outcomes of runs at a learning rate."""
         return [each for each in self.all if each.lr == lr]
 
-    @property
-    def best_run_lr(self) -> float:
-        """The learning rate at which the runs that gave advice are best themselves."""
-        return min(self.lrs, key=lambda lr: fmean(each.run for each in self.at(lr)))
-
-    @property
-    def low(self) -> list[Outcome]:
-        """The outcomes of runs whose learning rate is at most half of their best one."""
-        return [each for each in self.all if each.lr <= self.best_run_lr / 2]
-
-    @property
-    def high(self) -> list[Outcome]:
-        """The outcomes of runs at their best learning rate, or above it."""
-        return [each for each in self.all if each.lr >= self.best_run_lr]
+    def ends_at(self, lr: float) -> list[Outcome]:
+        """Return what the searches found that began at a learning rate."""
+        return [each for each in self.ends if each.lr == lr]
 
 
 def problems(records: Sequence[Record]) -> list[str]:

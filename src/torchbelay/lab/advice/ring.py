@@ -23,6 +23,8 @@ def trainer(settings: Settings, steps: int) -> Train:
     validation, test = (ring.triples((TRIPLES,), _generator(settings, 1000 + i)) for i in range(2))
 
     def train(chosen: Sequence[Setting], seed: int) -> list[Run]:
+        if not chosen:
+            return []
         generator = _generator(settings, seed)
         networks = Networks(
             SHAPE,
