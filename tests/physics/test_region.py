@@ -243,7 +243,7 @@ def test_only_without_the_noise_of_the_run_a_rate_further_away_is_said_to_be_bet
         ([1.0], {"lost": [0.1]}, ValueError, r"lost=\[0.1\] goes with fitted runs"),
         ([fit()], {"lost": 0.1}, TypeError, r"lost=0\.1 is not a list of learning rates"),
         ([fit()], {"lost": [0.2], "near": 0.1}, ValueError, r"near=0\.1 takes the place of all runs, also of lost="),
-        ([fit()], {"noise": 2.0}, ValueError, "noise, batch and start are those of the fitted runs; leave them out"),
+        ([fit()], {"noise": 2.0}, ValueError, r"^noise=2\.0, batch=128\.0 and start=1\.0 are known of"),
         ([fit()], {"lr": 0.1}, ValueError, r"lr=0\.1 gives curvatures their size, and those of fitted runs have one"),
         ([fit(), fit(None, rate=None)], {}, ValueError, "some runs have losses of an average, and others have not"),
         ([fit()], {"lost": [-0.1]}, ValueError, r"^lost=-0\.1 "),
@@ -315,6 +315,13 @@ def test_an_average_that_is_of_no_use_is_not_asked_for_again() -> None:
     said = recommend(100, curvatures=runs).explain()
     assert said.startswith("Train without an average")
     assert "ask again from a run with it" not in said
+
+
+@pytest.mark.parametrize(("lost", "said"), [(0.1, True), (0.05, True), (0.105, True), (0.2, False)])
+def test_a_lost_run_at_the_rate_of_the_best_one_or_below_is_said(lost: float, said: bool) -> None:
+    warnings = recommend(500, curvatures=[fit()], lost=[lost]).warnings
+    text = f"A run at {lost:.3g} was lost, and the best one is at 0.1: such rates are not safe. Try several seeds."
+    assert (text in warnings) is said
 
 
 def test_caveats_of_all_runs_are_said_with_their_rates() -> None:

@@ -32,10 +32,12 @@ examples:
   torchbelay recommend --steps 10000 --batch 256 --probe train.py:probe     measures the curvatures of your own model
 
 A line of the file of --from-run is a JSON object with step, lr, the loss of the weights (w1, or loss) and the loss of
-the average (w2); torchbelay train writes such files, and the decay and β1 of the run in options.json beside them. The
-function of --probe takes no arguments and returns (model,
-loss) for SGD, or (model, loss, optimizer) for an Adam that has stepped; loss() is the loss on a large fixed batch. The
-advice is exact for a quadratic with noisy gradients. In the output of --json, lr_unit is null if learning rates are
+the average (w2). torchbelay train writes such files, and the decay and β1 of the run in options.json beside them.
+
+The function of --probe takes no arguments and returns (model, loss) for SGD, or (model, loss, optimizer) for an Adam
+that has stepped; loss() is the loss on a large fixed batch.
+
+The advice is exact for a quadratic with noisy gradients. In the output of --json, lr_unit is null if learning rates are
 those of the optimizer, or what they are multiples of.
 """
 

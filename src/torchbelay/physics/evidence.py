@@ -55,7 +55,13 @@ class Evidence:
         """What is doubtful about the runs."""
         if self.count == 1:
             return list(self.best.caveats)
-        return [f"Run at {fit.lr:.3g}: {caveat}" for fit in self.fits for caveat in fit.caveats]
+        unsafe = (
+            f"A run at {lr:.3g} was lost, and the best one is at {self.best.lr:.3g}: such rates are not safe. "
+            "Try several seeds."
+            for lr in self.lost
+            if lr <= self.best.lr * SAME
+        )
+        return [f"Run at {fit.lr:.3g}: {caveat}" for fit in self.fits for caveat in fit.caveats] + [*unsafe]
 
     def region(self, steps: int) -> Region:
         """Return the settings that come next, for a run of `steps` steps."""

@@ -123,7 +123,9 @@ def recommend(
         curvatures = list(curvatures)
     evidence = _evidence(curvatures, lost, near, lr)
     if evidence and (noise, batch, start) != (1.0, 128.0, 1.0):
-        raise ValueError("noise, batch and start are those of the fitted runs; leave them out")
+        raise ValueError(
+            f"noise={noise!r}, batch={batch!r} and start={start!r} are known of fitted runs; leave all three out"
+        )
     source = evidence.best if evidence else curvatures
     if beta1 is None:
         beta1 = source.beta1 if isinstance(source, Spectrum | RunFit) else 0.0
