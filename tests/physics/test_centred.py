@@ -6,7 +6,8 @@ import pytest
 import sympy
 
 from torchbelay.ops.reference import couple
-from torchbelay.physics.methods import centred
+from torchbelay.physics.methods import centred, primal_averaging
+from torchbelay.physics.schedules import linear
 
 z, w2, u, now, later, c = sympy.symbols("z w2 u theta_t theta_next c")
 
@@ -48,3 +49,38 @@ def test_the_lagged_pull_keeps_the_factor_1_minus_c() -> None:
     a = ((1 + later) * now / (1 + now) - later).subs(later, now)
     assert sympy.simplify(a) == 0
     assert centred(0.5, 0.3, "before").coupling(1, 0.1).a == pytest.approx(0.1)
+
+
+NEAR = -1 + 2**-50
+
+
+@pytest.mark.parametrize("follow", ["after", "before"])
+def test_a_theta_at_which_rounding_destroys_the_numbers_is_refused(follow: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^theta=-0\.99999.* is too near to -1: .* use a theta of at least -0\.99999999$"
+    ):
+        centred(NEAR, 0.1, follow)
+
+
+def test_a_schedule_is_refused_at_the_step_at_which_theta_is_too_near() -> None:
+    refusal = r" at step {}: theta=-0\.99999.* is too near to -1: "
+    with pytest.raises(ValueError, match=r"^theta=linear.*" + refusal.format(9)):
+        centred(linear(0.0, NEAR, 9), 0.1)
+    with pytest.raises(ValueError, match=r"^theta=.*" + refusal.format(1)):
+        centred(lambda _: NEAR, 0.1)
+    later = centred(lambda step: 0.0 if step < 5 else NEAR, 0.1)
+    assert later.coupling(3, 0.1).b == pytest.approx(0.1)
+    for step, ask in ((4, later.coupling), (5, later.settled)):
+        with pytest.raises(ValueError, match=refusal.format(5)):
+            ask(step, 0.1)
+
+
+def test_the_nearest_theta_keeps_half_of_the_digits() -> None:
+    """Its centre of mass moves by u, as that of every θ."""
+    found = centred(-0.99999999, 0.1).coupling(1, 0.1)
+    assert found.effective_lr_scale == pytest.approx(1, abs=1e-6)
+    assert found.rate == pytest.approx(0.1, rel=1e-6)
+
+
+def test_primal_averaging_has_bounds_of_its_own() -> None:
+    assert primal_averaging(0.9, 0.999).coupling(1, 0.1).theta == pytest.approx(-0.999)

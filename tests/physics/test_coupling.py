@@ -4,9 +4,12 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, astuple
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from torchbelay.physics import methods
@@ -302,3 +305,38 @@ def test_refuses_what_is_not_a_number(value: object) -> None:
 def test_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         Coupling(0.0, 0.1, 1.0, 0.1).a = 0.5  # type: ignore[misc]
+
+
+def test_numbers_of_other_kinds_become_plain_floats() -> None:
+    """A tensor could be changed by its owner, and a decimal cannot be multiplied by a float."""
+    held = torch.tensor(0.25, dtype=torch.float64)
+    made = Coupling(held, np.float32(0.5), Decimal("0.75"), Fraction(1, 4))  # type: ignore[arg-type]
+    held.fill_(0.5)
+    assert made == Coupling(0.25, 0.5, 0.75, 0.25)
+    assert {type(x) for x in (made.a, made.b, made.p, made.q)} == {float}
+    assert made.max_stable_lr(2.0) > 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        np.bool_(True),
+        np.array(True),
+        torch.tensor(True),
+        np.complex128(1j),
+        np.array(1 + 0j),
+        torch.tensor(1 + 0j),
+        torch.tensor(1j),
+        np.str_("0.1"),
+        np.array("0.1"),
+        np.timedelta64(1),
+        torch.tensor([1.0, 2.0]),
+    ],
+    ids=repr,
+)
+def test_what_is_not_one_real_number_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match=r"^a=.* of a Coupling is not a number; give a float$"):
+        Coupling(value, 0.1, 0.9, 0.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^a=inf of a Coupling is not finite"):
+        Coupling(10**400, 0.1, 0.9, 0.0)

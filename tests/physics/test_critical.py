@@ -63,6 +63,15 @@ def test_no_other_setting_of_this_speed_has_less_noise(x: float, mu: float) -> N
     assert 1 <= 2 * x / (x + mu) <= 2
 
 
+def test_at_a_large_x_the_gain_over_an_ema_is_another() -> None:
+    """The formula of leading order would be 1.33 and, out of the range from 1 to 2, 1.67."""
+    gains = []
+    for x, mu in ((1.0, 0.5), (1.5, 0.3)):
+        method = critical(curvature=1.0, lr=x, rate=mu)
+        gains.append(noise(0.0, mu, x) / noise(method.theta, method.rate, x))
+    assert gains == pytest.approx([1.8, 2.80], abs=5e-3)
+
+
 def test_the_proof_of_leading_order() -> None:
     """Var(w2) = s²·R/(2x²), R = r1·r2/(r1+r2) of the two rates; R ≥ μ/2 if both are at least μ."""
     x, c, theta = sp.symbols("x c theta", positive=True)
@@ -96,8 +105,10 @@ def test_leading_order_alone_is_too_slow_at_a_large_x() -> None:
         ({"rate": 0.19}, r"^rate=0.19 is too fast for curvature·lr = 0.1: .* use a rate below 0.1818"),
         ({"curvature": math.inf}, "^curvature=inf "),
         ({"lr": 0.0}, "^lr=0.0 "),
-        ({"rate": 1e-20}, "^rate=1e-20 is too slow for curvature·lr = 0.1: .* use a rate above 1e-16"),
+        ({"rate": 1e-20}, "^rate=1e-20 is too slow for curvature·lr = 0.1: .* use a rate above 6e-10"),
+        ({"rate": 4e-10}, r"^rate=4e-10 is too slow .*: 1 \+ θ would be below 1e-8; .* or a lower learning rate"),
         ({"curvature": 1e200, "lr": 1e200}, r"^curvature=1e\+200 times lr=1e\+200 is not a positive float"),
+        ({"rate": 0.2 / 1.1 * (1 - 1e-9)}, r"^rate=0.18181818\d* is too fast .* use a rate below 0.1818"),
         ({"rate": 0.95, "lr": 0.9}, r"^rate=0.95 is too fast .* use a rate below 0.9474, or a higher learning rate"),
     ],
     ids=str,
@@ -105,3 +116,8 @@ def test_leading_order_alone_is_too_slow_at_a_large_x() -> None:
 def test_refused(bad: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         critical(**{"curvature": 1.0, "lr": 0.1, "rate": 0.02} | bad)
+
+
+@pytest.mark.parametrize("lr", [1e-9, 1e-3, 0.1, 0.9])
+def test_the_rate_that_the_refusal_of_a_slow_one_names_is_accepted(lr: float) -> None:
+    assert critical(1.0, lr, 6.001e-9 * lr).theta > -1 + 1e-8

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Collection
+from numbers import Complex, Integral, Real
+from typing import Any
 
 
 def number(
@@ -11,14 +13,7 @@ def number(
 
     With `high` infinite, every finite number above `low` is accepted. Infinity and nan are always refused.
     """
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name}={value!r} is not a number; give a float")
-    try:
-        x = float(value)
-    except OverflowError:  # an int beyond the range of floats
-        x = math.inf
-    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
-        raise TypeError(f"{name}={value!r} is not one number; give a float") from None
+    x = plain(name, value)
     above = x > low if open_low else x >= low
     if above and (x < high or (not open_high and x == high)):
         return x
@@ -26,6 +21,38 @@ def number(
         f" and {name} {'<' if open_high else '≤'} {high:g}" if high < math.inf else ", finite"
     )
     raise ValueError(f"{name}={value!r} is out of range; it needs {bound}")
+
+
+def plain(name: str, value: Any) -> float:
+    """Return `value` as a plain float, infinite if it is beyond the range of floats; raise if it is no real number.
+
+    >>> plain("decay", 1), plain("k", 10**400)
+    (1.0, inf)
+    """
+    if type(value) is float:
+        return value
+    if not _is_real(value):
+        raise TypeError(f"{name}={value!r} is not a number; give a float")
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond the range of floats
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
+        raise TypeError(f"{name}={value!r} is not one number; give a float") from None
+
+
+def _is_real(value: Any) -> bool:
+    """Whether `float()` of a value is that number: not of a text, a truth value or a complex number.
+
+    Arrays and tensors are asked for their dtype, because `float()` takes a complex one if its imaginary part is 0 or
+    drops that part. numpy's dtypes have a kind, and torch's have none.
+    """
+    if isinstance(value, bool | str) or (isinstance(value, Complex) and not isinstance(value, Real)):
+        return False
+    dtype = getattr(value, "dtype", None)
+    if getattr(dtype, "kind", "f") in "bcmMSU" or getattr(dtype, "is_complex", False) or str(dtype) == "torch.bool":
+        return False
+    return hasattr(value, "__float__")
 
 
 def keep(
@@ -63,13 +90,17 @@ def positive_or_inf(name: str, value: float) -> float:
         raise ValueError(f"{name}={value!r} is out of range; it needs {name} > 0, or inf") from None
 
 
-def whole(name: str, value: int, *, low: int) -> int:
-    """Return `value` if it is a whole number of at least `low`, else raise."""
-    if isinstance(value, bool) or not isinstance(value, int):
+def whole(name: str, value: Any, *, low: int) -> int:
+    """Return `value` as an int if it is a whole number of at least `low`, else raise.
+
+    >>> whole("steps", 7, low=2)
+    7
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):  # those of numpy are Integral
         raise TypeError(f"{name}={value!r} is not a whole number; give an int of at least {low}")
     if value < low:
         raise ValueError(f"{name}={value!r} is too small; it needs {name} ≥ {low}")
-    return value
+    return int(value)
 
 
 def one_of(name: str, value: str, choices: Collection[str]) -> str:

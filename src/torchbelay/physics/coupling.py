@@ -48,11 +48,12 @@ class Coupling:
     def __post_init__(self) -> None:
         for name in ("a", "b", "p", "q"):
             value = getattr(self, name)
-            try:
-                finite = math.isfinite(value)
-            except TypeError:
-                raise TypeError(f"{name}={value!r} of a Coupling is not a number; give a float") from None
-            if not finite:
+            if type(value) is not float:  # a tensor, say, that its owner could change later
+                try:
+                    value = arguments.store(self, name, arguments.plain(name, value))
+                except TypeError:
+                    raise TypeError(f"{name}={value!r} of a Coupling is not a number; give a float") from None
+            if not math.isfinite(value):
                 raise ValueError(f"{name}={value!r} of a Coupling is not finite; check the numbers it was made from")
 
     @property

@@ -10,6 +10,10 @@ from torchbelay.physics.method import Varies
 from torchbelay.physics.scaling import scaled_rate
 from torchbelay.physics.schedules import Bounds, Schedule
 
+# The numbers of a coupling grow with 1/(1 + θ), and so does what rounding leaves of w1 and w2: of the 16 digits of a
+# float, 8 are lost here.
+NEAREST = -1 + 1e-8
+
 _THETA = Bounds(-1)
 _RATE = Bounds(0, 1)
 _SCHEDULED_RATE = Bounds(0, 1, open_high=False)  # of 1/t the first is 1
@@ -31,6 +35,7 @@ class centred:
                                                                   (p = 1 + θ_{t+1}, q = 0 with follow="before")
 
     While θ moves, a/b is not θ. `settled(step, lr)` has the numbers of a θ that stands still.
+    The numbers grow with 1/(1+θ), so that a θ with 1 + θ < 1e-8 is refused.
 
     When to use it: with −1 < θ < 0, to survive a learning rate that is high. In experiments, to change the pull alone.
 
@@ -56,6 +61,8 @@ class centred:
 
     def __post_init__(self) -> None:
         schedules.keep(self, "theta", _THETA)
+        for step in {1, max(1, schedules.horizon(self.theta))}:
+            self._theta(step)
         schedules.keep(self, "rate", _SCHEDULED_RATE if callable(self.rate) else _RATE)
         arguments.one_of("follow", self.follow, get_args(Follow))
 
@@ -88,7 +95,14 @@ class centred:
         return self._coupling(step, self._theta(step))
 
     def _theta(self, step: int) -> float:
-        return schedules.at("theta", self.theta, step, _THETA)
+        theta = schedules.at("theta", self.theta, step, _THETA)
+        if theta >= NEAREST:
+            return theta
+        when = f"theta={self.theta!r} at step {step}: " if callable(self.theta) else ""
+        raise ValueError(
+            f"{when}theta={theta!r} is too near to -1: rounding would destroy the numbers of the coupling; use a theta "
+            "of at least -0.99999999"
+        )
 
     def _coupling(self, step: int, later: float) -> Coupling:
         """Return the coupling of a step that begins with its own θ and ends with θ = `later`."""
