@@ -228,8 +228,10 @@ def test_options_that_cannot_be_read_are_one_line_with_the_cure(run, reports: Pa
         ("--beta1 1", r"beta1=1\.0 is out of range"),
         ("--curvatures", "expected at least one argument"),
         ("--batch 0", r"batch=0\.0 is out of range"),
-        ("--curvatures 1e308 1e308", "too large or too small"),
-        ("--curvatures 1e-300", "too large or too small"),
+        ("--curvatures 1e308 1e308", "not finite; use moderate curvatures"),
+        ("--curvatures 1e-300", "too small to compute with; use moderate numbers"),
+        ("--noise 1e30", "noise is so strong .*; use less noise, a larger batch or more steps"),
+        ("--lr 1e308 --json", "no float holds; use a moderate one"),
         ("--curvatures 1 --start 0", "start=0 begins at the minimum"),
     ],
 )
@@ -247,6 +249,10 @@ def test_a_mistake_is_one_line_and_status_2(run, more: str, message: str) -> Non
         ('{"step": 1, "lr": 1, "loss": 1}\n', "has reports at 1 steps; the fit needs"),
         ("", "has reports at 0 steps"),
         ("[" * 100_000, "is not JSON in line 1"),
+        (
+            "".join(f'{{"step": {t}, "lr": 1, "loss": 1e{t}}}\n' for t in (0, 50, 100, 150)),
+            "it was lost, give its learning rate alone, as lost (--lost)",
+        ),
         ("\ufeff", "has reports at 0 steps"),
     ],
 )

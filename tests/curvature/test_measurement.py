@@ -363,8 +363,10 @@ def test_advice_from_a_few_products_is_nearly_that_of_all_curvatures(name: str, 
     assert 0.95 * problem.largest < found.largest <= problem.largest * (1 + 1e-9)
     fine = problem.merged(40)
     losses = []
-    for curvatures in (problem, found):
-        advice = tb.recommend(1000, curvatures=curvatures, noise=noise, batch=32)
+    for advice in (
+        tb.recommend(1000, curvatures=problem),
+        tb.recommend(1000, curvatures=found, noise=noise, batch=32),
+    ):
         method, lr = advice.method, advice.lr
         free = isinstance(method, tb.methods.schedule_free)
         loss = fine.loss_free(method.beta, lr, 1000) if free else fine.loss(method.coupling(1, lr), lr, 1000)

@@ -62,9 +62,26 @@ def losses(case: Case, theta: object, rate: object, lr: object) -> np.ndarray:
     return np.where(np.isfinite(found), found, np.inf)
 
 
-def best_of_grid(case: Case, thetas: tuple[float, ...] = THETAS) -> float:
-    """Return the least loss over θ, 10 averaging rates and 19 learning rates."""
+def smooth_losses(case: Case, theta: object, rate: object, lr: object) -> np.ndarray:
+    """Return the mean of the losses at seven learning rates within 15% of each: no single rate may be a lucky one."""
+    factors = np.geomspace(1 / 1.15, 1.15, 7)
+    return sum(losses(case, theta, rate, np.asarray(lr, float) * each) for each in factors) / 7
+
+
+def best_smooth_of_grid(case: Case, clear: float) -> float:
+    """Return the least smooth loss over θ above a share of its floor and wide ranges of both rates."""
+    rates = np.geomspace(0.1, min(400, case.steps / 2), 24) / case.steps
+    lrs = np.geomspace(0.3 / case.steps / max(case.curvatures), 0.9 * case.limit, 48)
+    thetas = (*THETAS, -0.675, -0.525, -0.375, -0.2)
+    grid = np.meshgrid(thetas, np.minimum(rates, 0.5), lrs, indexing="ij")
+    floor = -(1 - case.beta1) / (1 - case.beta1 * (1 - grid[1]))
+    return float(np.where(grid[0] >= clear * floor, smooth_losses(case, *grid), np.inf).min())
+
+
+def best_of_grid(case: Case, thetas: tuple[float, ...] = THETAS, clear: float = 1.0) -> float:
+    """Return the least loss over θ above a share of its floor, 10 averaging rates and 19 learning rates."""
     rates = np.geomspace(0.7, 40, 10) / case.steps
     lrs = case.limit * 2.0 ** np.arange(-8, 3.01, 0.6)
     grid = np.meshgrid(thetas, np.minimum(rates, 0.5), lrs, indexing="ij")
-    return float(losses(case, *grid).min())
+    floor = -(1 - case.beta1) / (1 - case.beta1 * (1 - grid[1]))
+    return float(np.where(grid[0] >= clear * floor, losses(case, *grid), np.inf).min())

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchbelay.physics.inner_momentum import theta_floor
 from torchbelay.physics.quadratics import Quadratic
 from torchbelay.physics.recommend import recommend
 from torchbelay.physics.region import LOUD, NEAR, QUIET, SAME, Region, Tried
 from torchbelay.physics.run_fit import RunFit
+from torchbelay.physics.search import CLEAR, _Landscape
 
 PROBLEM = Quadratic.of([1.0, 0.1, 0.01], noise=0.2, batch=8)
 
@@ -58,17 +60,18 @@ def test_a_longer_run_may_average_over_the_same_part_of_it() -> None:
 @given(
     rate=st.floats(1e-8, 1),
     lr=st.floats(1e-9, 1e3),
-    wanted=st.floats(1e-9, 1),
-    usual=st.floats(1e-9, 1e3),
-    limit=st.floats(1e-9, 1e3),
+    at=st.tuples(*[st.floats(-50, 50)] * 3) | st.tuples(*[st.floats(-50, 50)] * 2),
     share=st.none() | st.floats(0, 1),
 )
-def test_a_search_begins_inside(
-    rate: float, lr: float, wanted: float, usual: float, limit: float, share: float | None
-) -> None:
+def test_every_place_of_a_search_is_inside(rate: float, lr: float, at: tuple[float, ...], share: float | None) -> None:
     region = Region.of_run(lr, share=share).averaging_near(rate, 100, 100)
-    assert (region.middle(wanted), region.first_lr(usual, limit)) in region
-    assert Region().first_lr(usual, limit) == usual
+    land = _Landscape(Quadratic.of([1.0]), 100, 0.9, region)
+    theta, c, eta = land.setting(at)
+    assert (c, eta) in region
+    assert CLEAR * theta_floor(0.9, c) <= theta <= region.highest_theta
+    assert theta == 0 or len(at) == 3
+    for count in (2, 5):
+        assert all(land.setting(place)[1:] in region for place in land.grid(0.0, count))
     assert (0.5, lr) in Region()
     assert (0.5, lr * NEAR * 1.01) not in Region.near(lr)
 
@@ -241,7 +244,7 @@ def test_only_without_the_noise_of_the_run_a_rate_further_away_is_said_to_be_bet
         ([fit(), 1.0], {}, TypeError, "curvatures has fitted runs and other things; give fitted runs alone"),
         ([fit(), fit(beta1=0.9)], {}, ValueError, "the runs were fitted with several beta1"),
         ([1.0], {"lost": [0.1]}, ValueError, r"lost=\[0.1\] goes with fitted runs"),
-        ([fit()], {"lost": 0.1}, TypeError, r"lost=0\.1 is not a list of learning rates"),
+        ([fit()], {"lost": 0.1}, TypeError, r"lost=0\.1 is not a list; give a list of learning rates"),
         ([fit()], {"lost": [0.2], "near": 0.1}, ValueError, r"near=0\.1 takes the place of all runs, also of lost="),
         ([fit()], {"noise": 2.0}, ValueError, r"^noise=2\.0, batch=128\.0 and start=1\.0 are known of"),
         ([fit()], {"lr": 0.1}, ValueError, r"lr=0\.1 gives curvatures their size, and those of fitted runs have one"),

@@ -106,10 +106,8 @@ def run(args: argparse.Namespace) -> int:
         measured = _probe(args)
         advice, read = _advice(args, measured)
         words = advice.explain()
-    except (LoadError, ValueError, TypeError) as error:
+    except (LoadError, ValueError, TypeError, ArithmeticError) as error:
         args.parser.error(str(error))
-    except ArithmeticError:
-        args.parser.error("these numbers are too large or too small to compute with; use moderate ones")
     if args.json:
         print(json.dumps(_facts(advice, measured, read), indent=2, allow_nan=False))
         return 0

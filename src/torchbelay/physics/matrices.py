@@ -22,14 +22,12 @@ def product(m: Matrix, n: Matrix) -> Matrix:
         (a, b), (c, d) = m
         (e, f), (g, h) = n
         return (a * e + b * g, a * f + b * h), (c * e + d * g, c * f + d * h)
-    x, y, z = n
-    return tuple(
-        (
-            a * x[0] + b * y[0] + c * z[0],
-            a * x[1] + b * y[1] + c * z[1],
-            a * x[2] + b * y[2] + c * z[2],
-        )
-        for a, b, c in m
+    (a, b, c), (d, e, f), (g, h, i) = m
+    (x, y, z), (u, v, w), (r, s, t) = n
+    return (
+        (a * x + b * u + c * r, a * y + b * v + c * s, a * z + b * w + c * t),
+        (d * x + e * u + f * r, d * y + e * v + f * s, d * z + e * w + f * t),
+        (g * x + h * u + i * r, g * y + h * v + i * s, g * z + h * w + i * t),
     )
 
 
@@ -58,10 +56,24 @@ def repeat(m: Matrix, q: Matrix, n: int) -> tuple[Matrix, Matrix]:
         return _repeat_two(m, q, n)
     power, noise = m, q
     for bit in f"{n:b}"[1:]:
-        power, noise = product(power, power), total(noise, congruence(power, noise))
+        power, noise = product(power, power), _moved(power, noise, noise)
         if bit == "1":
-            power, noise = product(m, power), total(q, congruence(m, noise))
+            power, noise = product(m, power), _moved(m, noise, q)
     return power, noise
+
+
+def _moved(m: Matrix, s: Matrix, q: Matrix) -> Matrix:
+    """Return M·S·Mᵀ + Q for symmetric S and Q of three rows, written out."""
+    (a, b, c), (d, e, f), (g, h, i) = m
+    (s11, s12, s13), (_, s22, s23), (_, _, s33) = s
+    (q11, q12, q13), (_, q22, q23), (_, _, q33) = q
+    x, y, z = a * s11 + b * s12 + c * s13, a * s12 + b * s22 + c * s23, a * s13 + b * s23 + c * s33
+    u, v, w = d * s11 + e * s12 + f * s13, d * s12 + e * s22 + f * s23, d * s13 + e * s23 + f * s33
+    q11, q12, q13 = q11 + x * a + y * b + z * c, q12 + x * d + y * e + z * f, q13 + x * g + y * h + z * i
+    q22, q23 = q22 + u * d + v * e + w * f, q23 + u * g + v * h + w * i
+    x, y, z = g * s11 + h * s12 + i * s13, g * s12 + h * s22 + i * s23, g * s13 + h * s23 + i * s33
+    q33 = q33 + x * g + y * h + z * i
+    return (q11, q12, q13), (q12, q22, q23), (q13, q23, q33)
 
 
 def _repeat_two(m: Matrix, q: Matrix, n: int) -> tuple[Matrix, Matrix]:

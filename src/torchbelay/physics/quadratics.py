@@ -109,17 +109,18 @@ class Quadratic:
     def merged(self, most: int) -> "Quadratic":
         """Return about the same quadratic with at most `most` curvatures: neighbours on a log scale become one.
 
-        The loss at the beginning and the noise stay the same.
+        The loss at the beginning and the noise stay the same, and so do the largest curvature, which sets the stable
+        range, and the smallest, whose start is left longest. `most` is at least 3.
         """
         if len(self.directions) <= most:
             return self
-        first, *rest = sorted(self.directions, reverse=True)  # the largest curvature sets the stable range: it stays
-        low, high = math.log(rest[-1].curvature), math.log(rest[0].curvature)
-        width = (high - low) / (most - 1) or 1.0
+        first, *rest, last = sorted(self.directions, reverse=True)
+        low, high = math.log(last.curvature), math.log(first.curvature)
+        width = (high - low) / (most - 2) or 1.0
         bins: dict[int, list[Direction]] = {}
         for each in rest:
-            bins.setdefault(min(most - 2, int((math.log(each.curvature) - low) / width)), []).append(each)
-        found = [first]
+            bins.setdefault(min(most - 3, int((math.log(each.curvature) - low) / width)), []).append(each)
+        found = [first, last]
         for group in bins.values():
             n = sum(each.number for each in group)
             h = sum(each.number * each.curvature for each in group) / n

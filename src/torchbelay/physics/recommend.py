@@ -7,23 +7,26 @@ quadratic: the advice is where to begin.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence, ValuesView
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from . import arguments, recommend_words
-from .evidence import Evidence
+from . import recommend_words
 from .inner_momentum import theta_floor
 from .methods.centred import centred
 from .methods.schedule_free import schedule_free
-from .quadratics import Quadratic, Split, typical
+from .quadratics import Quadratic, Split
+from .question import Question
 from .region import LINE_SEARCH, NEAR, Region
 from .run_fit import RunFit
-from .search import AROUND, LONGEST, Setting, scaled, search, tune_free
+from .search import CLEAR, Setting, falls_beyond, is_out_of_reach, scaled, search, tune_free
 from .spectrum import Spectrum
 
-MOST = 10  # curvatures that the search looks at; more are merged
+MOST = 100  # curvatures that losses are told for; more are merged
+SHORT = 10  # a run of fewer than this many times 1/(1 − β1) steps is short for a momentum of β1
+LEAST = 1e-6  # of the loss at the start: if no settings remove as much, there is no advice
 SIMPLER = 1.03  # an EMA is recommended if its loss is at most this many times the best
+_EXTREME = "the losses of this quadratic are not finite; use moderate curvatures, noise and start"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,13 @@ class Advice:
         rate = getattr(self.method, "rate", 1 / self.steps)
         assert isinstance(rate, float)
         return theta_floor(self.beta1, rate)
+
+    @property
+    def is_at_the_lowest_theta(self) -> bool:
+        """Whether θ is as near to the floor as the search goes."""
+        theta = getattr(self.method, "theta", 0.0)
+        assert isinstance(theta, float)
+        return theta < 0.999 * CLEAR * self.floor
 
     @property
     def method(self) -> centred | schedule_free:
@@ -112,120 +122,116 @@ def recommend(
 
     >>> advice = recommend(2000, beta1=0.9, lr=3e-4)
     >>> print(advice.explain())
-    Use tb.methods.centred(theta=...) ...
+    Use tb.methods.ema(0.997...) at a learning rate of 0.0003, for 2,000 steps...
     """
-    count = arguments.whole("steps", steps, low=2)
-    if count > LONGEST:
-        raise ValueError(f"steps={steps!r} is too large to search for; it needs steps ≤ {LONGEST:,}")
-    if isinstance(caveats, str):
-        raise TypeError(f"caveats={caveats!r} is a text; give a list of texts")
-    if isinstance(curvatures, Iterator | ValuesView):
-        curvatures = list(curvatures)
-    evidence = _evidence(curvatures, lost, near, lr)
-    if evidence and (noise, batch, start) != (1.0, 128.0, 1.0):
-        raise ValueError(
-            f"noise={noise!r}, batch={batch!r} and start={start!r} are known of fitted runs; leave all three out"
-        )
-    source = evidence.best if evidence else curvatures
-    if beta1 is None:
-        beta1 = source.beta1 if isinstance(source, Spectrum | RunFit) else 0.0
-    beta = arguments.number("beta1", beta1, low=0, high=1, open_low=False)
-    if isinstance(source, RunFit) and beta != source.beta1:
-        raise ValueError(f"beta1={beta1!r} is not that of the fitted runs, {source.beta1:g}; leave it out")
-    problem = _problem(source, start=start, noise=noise, batch=batch)
-    doubts = (evidence or source).caveats if isinstance(source, Spectrum | RunFit) else ()
-    if near is not None:
-        known, evidence = arguments.number("near", near, low=0), None
-        region = Region.near(known)
-    elif evidence:
-        known, region = evidence.best.lr, evidence.region(count)
-        problem = evidence.problem(region)
-        doubts = [*doubts, *evidence.beyond(region)]
+    asked = Question.of(
+        steps,
+        curvatures=curvatures,
+        beta1=beta1,
+        noise=noise,
+        batch=batch,
+        start=start,
+        lr=lr,
+        near=near,
+        lost=lost,
+        caveats=caveats,
+    )
+    told = asked.problem.merged(MOST)
+    ema, free, candidates = _search(told, asked)
+    best = _choose(told, ema, candidates, asked.known)
+    warnings = [*asked.caveats, *_warnings(told, best, asked)]
+    if asked.known:
+        warnings += _warnings_near(told, best, free, asked)
+    if asked.lr is None:
+        best, ema, free = (replace(each, limit=asked.limit_scale * each.limit) for each in (best, ema, free))
     else:
-        known, region = 0.0, Region()
-    small = problem.merged(MOST)
-    found = search(small, count, beta, region)
-    ema, free = found[0.0], tune_free(small, count)
-    candidates = [*found.values(), *([] if beta or known else [free])]  # schedule-free takes the place of the momentum
-    best = _choose(small, ema, candidates, known, beta)
-    measured, unknown = isinstance(curvatures, Spectrum), curvatures is None and lr is None
-    if evidence:  # limits are those of the quadratic as it was fitted
-        smaller = problem.largest / evidence.best.problem.largest
-        best, ema, free = (replace(each, limit=smaller * each.limit) for each in (best, ema, free))
-    alternatives = {"EMA": ema, "schedule-free": free}
-    warnings = [*caveats, *doubts, *_warnings(small, best, count, unknown, region)]
-    warnings += _warnings_near(best, free, region, known) if known else []
-    if lr is not None:
-        scale = arguments.number("lr", lr, low=0) / ema.lr
-        if curvatures is not None:
-            warnings.append(recommend_words.rescaled(float(lr), problem.largest, scale))
-        alternatives = {name: scaled(each, scale) for name, each in alternatives.items()}
-        best = scaled(best, scale)
-    unit = recommend_words.UNIT if unknown else None
-    learnt = (evidence.count, evidence.best.share) if evidence else (0, None)
-    said = tuple(warnings)
-    return Advice(count, beta, best, alternatives, problem, said, unit, measured, known or None, *learnt, region)
+        scale = _scale(asked.lr, (best, ema, free), ema.lr)
+        if not asked.is_typical:
+            warnings.append(recommend_words.rescaled(asked.lr, asked.problem.largest, scale))
+        best, ema, free = (scaled(each, scale) for each in (best, ema, free))
+    return Advice(
+        asked.steps,
+        asked.beta1,
+        best,
+        {"EMA": ema, "schedule-free": free},
+        asked.problem,
+        tuple(warnings),
+        recommend_words.UNIT if asked.is_without_size else None,
+        asked.is_measured,
+        asked.known or None,
+        *asked.learnt,
+        asked.region,
+    )
 
 
-def _evidence(curvatures: object, lost: Sequence[float], near: float | None, lr: float | None) -> Evidence | None:
-    """Return the fitted runs that were given in place of curvatures."""
-    runs = curvatures if isinstance(curvatures, list | tuple) else [curvatures]
-    if not hasattr(lost, "__iter__"):
-        raise TypeError(f"lost={lost!r} is not a list of learning rates; give a list")
-    gone = tuple(arguments.number("lost", each, low=0) for each in lost)
-    if not any(isinstance(each, RunFit) for each in runs):
-        if gone:
-            raise ValueError(f"lost={lost!r} goes with fitted runs; give them as curvatures")
-        return None
-    if lr is not None:
-        raise ValueError(f"lr={lr!r} gives curvatures their size, and those of fitted runs have one; leave it out")
-    if gone and near is not None:
-        raise ValueError(f"near={near!r} takes the place of all runs, also of lost={lost!r}; leave one of them out")
-    return Evidence.of(runs, gone)
+def _search(problem: Quadratic, asked: Question) -> tuple[Setting, Setting, list[Setting]]:
+    """Return the best EMA and the best schedule-free average, and all settings that may be recommended."""
+    steps, beta = asked.steps, asked.beta1
+    try:
+        found = search(problem, steps, beta, asked.region)
+        ema = found[0.0]
+        if asked.known and is_out_of_reach(ema):  # an EMA diverges there: it is compared at rates of its own
+            del found[0.0]
+            ema = search(problem, steps, beta, Region())[0.0]
+        free = tune_free(problem, steps)
+    except ArithmeticError:  # a quotient or a power left the range of floats
+        raise OverflowError(_EXTREME) from None
+    candidates = [*found.values()]
+    if not (beta or asked.known):  # schedule-free averaging takes the place of the momentum
+        candidates.append(free)
+    return ema, free, candidates
 
 
-def _problem(curvatures: Any, *, start: float, noise: float, batch: float) -> Quadratic:
-    """Return the quadratic that the arguments of `recommend` describe."""
-    if isinstance(curvatures, RunFit):
-        return curvatures.problem
-    if isinstance(curvatures, Quadratic):
-        return curvatures
-    if start == 0:
-        raise ValueError("start=0 begins at the minimum, and the best learning rate there is 0; give the loss above it")
-    if curvatures is None:
-        return typical(start=start, noise=noise, batch=batch)
-    if isinstance(curvatures, Spectrum):
-        many = curvatures.counts
-        return Quadratic.of(curvatures.curvatures, counts=many, start=start, noise=noise, batch=batch)
-    return Quadratic.of(curvatures, start=start, noise=noise, batch=batch)
+def _scale(lr: float, settings: Sequence[Setting], best_lr: float) -> float:
+    """Return by how much rates are multiplied if a learning rate stands for the best one; refuse one too extreme."""
+    scale = lr / best_lr
+    ends = [scale * end for each in settings for end in each.lrs]
+    if min(ends) < sys.float_info.min or max(ends) == math.inf:
+        raise ValueError(f"lr={lr!r} makes rates of the advice that no float holds; use a moderate one")
+    return scale
 
 
-def _choose(problem: Quadratic, ema: Setting, candidates: Sequence[Setting], known: float, beta: float) -> Setting:
+def _choose(problem: Quadratic, ema: Setting, candidates: Sequence[Setting], known: float) -> Setting:
     """Return the setting with the least loss, or the EMA if it is about as good; refuse losses that say nothing."""
+    if known and all(map(is_out_of_reach, candidates)):
+        raise ValueError(
+            f"near={known!r} is not a learning rate of a run on these curvatures, the largest of which is "
+            f"{problem.largest:.3g}: it would have diverged; check both"
+        )
     least = min(each.loss.total for each in candidates)
     if not math.isfinite(least):
-        if known * problem.largest > 2 * NEAR * (1 + beta) / (1 - beta):  # NEAR times smaller, plain SGD diverges too
-            raise ValueError(
-                f"near={known!r} is not a learning rate of a run on these curvatures, the largest of which is "
-                f"{problem.largest:.3g}: it would have diverged; check both"
-            )
-        raise OverflowError("the losses of this quadratic are not finite; use moderate curvatures, noise and start")
-    best = next(each for each in (ema, *candidates) if each.loss.total <= (SIMPLER if each is ema else 1) * least)
+        raise OverflowError(_EXTREME)
+    if ema in candidates and ema.loss.total <= SIMPLER * least:
+        best = ema
+    else:
+        best = min(candidates, key=lambda each: each.loss.total)
+    if not known and problem.start and best.loss.total > (1 - LEAST) * problem.start:
+        raise ArithmeticError(
+            f"noise is so strong that no learning rate lowers the loss by {LEAST:.1g} of itself in these steps; use "
+            "less noise, a larger batch or more steps"
+        )
     if best.loss.noise == 0 and any(each.noise for each in problem.directions):
         raise ArithmeticError("the losses of this quadratic are too small to compute with; use moderate numbers")
     return best
 
 
-def _warnings(problem: Quadratic, best: Setting, steps: int, unknown: bool, region: Region) -> list[str]:
+def _warnings(problem: Quadratic, best: Setting, asked: Question) -> list[str]:
     """Return what makes the advice doubtful."""
-    found = []
-    if unknown:
+    found, steps, beta = [], asked.steps, asked.beta1
+    if asked.is_without_size:
         found.append(recommend_words.NO_CURVATURES)
     if best.loss.bias > 0.5 * problem.start:
         found.append(
             f"After {steps:,} steps most of the way is still to go: the run is too short for any average to matter."
         )
-    if best.lr > best.limit / 2 and region.case not in LINE_SEARCH:
+    enough = math.ceil(SHORT / (1 - beta) * (1 - 1e-9))  # 1 − β1 has rounding, which may not add a step
+    if steps < enough:
+        what = f"few for a momentum of {beta:g}" if beta else "few"
+        found.append(
+            f"{steps:,} steps are {what}: errors still swing at the end, and what is best depends on where they stand "
+            f"just then. Ask for at least {enough:,} steps."
+        )
+    if best.lr > best.limit / 2 and asked.region.case not in LINE_SEARCH:
         found.append(
             "The recommended learning rate is more than half of the largest stable one. On a network the curvature "
             "changes with the learning rate: begin at half of it, with a warm-up."
@@ -233,12 +239,10 @@ def _warnings(problem: Quadratic, best: Setting, steps: int, unknown: bool, regi
     return found
 
 
-def _warnings_near(best: Setting, free: Setting, region: Region, known: float) -> list[str]:
+def _warnings_near(problem: Quadratic, best: Setting, free: Setting, asked: Question) -> list[str]:
     """Return what lies beyond the learning rates that a run at a known one says something about."""
-    found = []
-    assert region.lrs is not None
-    low, high = region.lrs
-    if region.case == "near" and not low * AROUND < best.lr < high / AROUND:
+    found, known, region = [], asked.known, asked.region
+    if region.case == "near" and falls_beyond(problem, best, asked.steps, asked.beta1, region):
         found.append(
             f"On this quadratic a learning rate further from the run's {known:.3g} would be better still, but the run "
             "says little about it. Run again at the recommended rate, and ask again."

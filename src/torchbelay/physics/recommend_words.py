@@ -135,10 +135,12 @@ def _why(advice: "Advice") -> str:
         )
     span, theta = 1 / _rate(advice.best), method.theta
     assert isinstance(theta, float)
-    if span < 2 and theta:
+    if theta and (span < 2 or share < 0.01):
         said.append("There is little noise to average: the spring is of use for the speed.")
     elif span < 2:
         said.append("An EMA is of no use here: the noise is too small, or the learning rate too low for it to matter.")
+    elif loss.noise == 0:
+        said.append("There is no noise to average: at most, the average evens out errors that swing.")
     else:
         said.append(
             f"The average reaches back over about {span:,.0f} steps, {span / advice.steps:.0%} of the run: with a "
@@ -158,7 +160,12 @@ def _why(advice: "Advice") -> str:
             f"Primal Averaging, of which schedule-free is the case c = 1/t. The learning rate is "
             f"{advice.lr / ema.lr:.3g} times that of the best EMA."
         )
-        if advice.beta1:
+        if advice.is_at_the_lowest_theta:
+            said.append(
+                f"That is three quarters of the floor of θ = {advice.floor:.3g}, and the advice goes no lower; on this "
+                "quadratic a lower one may leave less loss."
+            )
+        elif advice.beta1:
             said.append(
                 f"The optimizer's momentum β1 = {advice.beta1:g} sets a floor of θ = {advice.floor:.3g} at this rate; "
                 "the advice stays above three quarters of it."

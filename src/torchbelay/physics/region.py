@@ -94,17 +94,6 @@ class Region:
         low, high = self.rates
         return self.rates != (0.0, 1.0) and (rate < 1.05 * low or (rate > high / 1.05 and high < 1))
 
-    def middle(self, rate: float) -> float:
-        """Return the averaging rate, or the nearest one that is inside."""
-        low, high = self.rates
-        return min(max(rate, 1.01 * low), high / 1.01)
-
-    def first_lr(self, usual: float, limit: float) -> float:
-        """Return the learning rate with which a search begins, if all below `limit` are stable."""
-        if self.lrs is None:
-            return usual
-        return min(math.sqrt(math.prod(self.lrs)), max(self.lrs[0], limit))
-
 
 def _vertex(below: Tried, best: Tried, above: Tried) -> float:
     """Return the learning rate at the vertex of the parabola through three runs, of which the middle one is the best.
