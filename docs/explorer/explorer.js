@@ -11,7 +11,7 @@
 //   k, m1, m2   of mode "spring"; m1 may be Infinity (EMA), m2 too
 //   damping     of mode "spring": δ = c·Δt/(2m) of both masses, 0 < δ ≤ 1; 1 is velocity-free
 //   follow      "before" | "after"; of modes "spring" and "centred"; "after" needs damping = 1
-//   theta, c    of mode "centred": θ > −1 and the averaging rate 0 < c < 1 (θ < 0 is GPA)
+//   theta, c    of mode "centred": θ ≥ −1 + 1e-8 and the averaging rate 0 < c < 1 (θ < 0 is GPA)
 //   every, alpha  of mode "lookahead": steps in a round (Python's k), and the share of the way
 //   mu          of modes "nesterov" (momentum) and "schedule-free" (its β)
 //   step        of mode "schedule-free": the step t ≥ 2 whose numbers are shown, with c = 1/t
@@ -58,6 +58,7 @@
 // Text: formatG(x, digits) is Python's format(x, ".{digits}g"), pythonFloat(x) its repr.
 
 const INF = Infinity;
+const NEAREST = -1 + 1e-8; // the least θ: nearer to −1, rounding would destroy the numbers of the coupling
 
 // The state ------------------------------------------------------------------------------------------------------------
 
@@ -110,11 +111,18 @@ export function problem(state) {
 function problemOfMethod(s) {
   switch (s.mode) {
     case "spring": return problemOfSpring(s);
-    case "centred": return outOfRange("theta", s.theta, -1) ?? outOfRange("rate", s.c, 0, 1) ?? unknownFollow(s);
+    case "centred": return outOfRange("theta", s.theta, -1) ?? tooNear(s) ?? outOfRange("rate", s.c, 0, 1) ?? unknownFollow(s);
     case "lookahead": return notWhole("k", s.every, 1) ?? outOfRange("alpha", s.alpha, 0, 1, true, false);
     case "nesterov": return outOfRange("momentum", s.mu, 0, 1, false);
     default: return outOfRange("beta", s.mu, 0, 1, false) ?? notWhole("step", s.step, 2);
   }
+}
+
+/** Return what is wrong with a θ that is too near to −1; null if it is not. */
+function tooNear(s) {
+  if (s.theta >= NEAREST) return null;
+  return `theta=${pythonFloat(s.theta)} is too near to -1: rounding would destroy the numbers of the coupling; use a theta of at `
+    + "least -0.99999999";
 }
 
 function problemOfSpring(s) {
@@ -451,7 +459,7 @@ function quadraticRoots(b, c) {
 
 // Stability (physics/inner_momentum.py) and speed (physics/convergence.py) -------------------------------------------------
 
-/** Return the θ below which the stable range collapses, for the optimizer's momentum and the averaging rate. */
+/** Return the θ above which no complex pair grows, for the optimizer's momentum and the averaging rate. */
 export function thetaFloor(beta, c, follow = "after") {
   const share = follow === "before" ? 1 - c : 1;
   return (-share * (1 - beta)) / (1 - beta + beta * c);
@@ -461,10 +469,22 @@ export function thetaFloor(beta, c, follow = "after") {
 export function stableRange(coupling, beta) {
   const { a, b, p, q } = coupling, c = a + b;
   if (!(c >= 0 && c <= 2) || b * p + a * q < 0) return 0;
-  const s = p - (b * p + a * q);
+  const { flip, turn } = limitsOf(coupling, beta);
+  return Math.min(flip, turn) / (1 - beta);
+}
+
+/** Whether the floor binds: a complex pair ends a repelling spring's range before a root through −1 does. */
+function isBelowFloor(coupling, beta) {
+  const { flip, turn } = limitsOf(coupling, beta);
+  return thetaOf(coupling) < 0 && turn < flip;
+}
+
+/** Return the x = (1−β)ηh at which a root leaves the circle through −1, and that at which a complex pair leaves it. */
+function limitsOf({ a, b, p, q }, beta) {
+  const c = a + b, s = p - (b * p + a * q);
   const flip = p + s > 0 ? (2 * (1 + beta) * (2 - c)) / (p + s) : INF;
   const c0 = -beta * (1 - c), free = c * (1 - beta) * (1 - beta * (1 - c));
-  return Math.min(flip, firstRoot(free, s + p * c0)) / (1 - beta);
+  return { flip, turn: firstRoot(free, s + p * c0) };
 }
 
 /** Return the least x > 0 at which n0 + n1·x falls below 0. */
@@ -876,6 +896,16 @@ function explainStableRange(limit, scale, theta, beta) {
   return `${around} it is stable below ηh = ${formatG(scaled ? limit * scale : limit, 4)}${scaled ? " in the effective rate" : ""}${against}.`;
 }
 
+/** Return what a θ below the floor does to the stable range, of which `limit` is the end in the effective rate. */
+function belowFloor(coupling, beta, limit) {
+  const feed = "two momenta feed each other";
+  if (!isBelowFloor(coupling, beta)) {
+    return `${feed} from a finite learning rate on. That rate is above the stable range, so that the floor does not bind.`;
+  }
+  if (limit >= (2 * (1 + beta)) / (1 - beta)) return `${feed}, and that ends the stable range. It is still no smaller than an EMA's.`;
+  return `${feed}, and the stable range collapses. Give the optimizer β1 = 0, or the spring a θ nearer to 0.`;
+}
+
 function explainMomentum(coupling, beta) {
   const scale = effectiveLrScaleOf(coupling), c = rateOf(coupling), theta = thetaOf(coupling);
   const nominal = stableRange(coupling, beta), said = [explainStableRange(nominal, scale, theta, beta)];
@@ -884,9 +914,9 @@ function explainMomentum(coupling, beta) {
   const floor = thetaFloor(beta, c, coupling.q ? "after" : "before");
   const at = `At this averaging rate the floor of θ is ${formatG(floor, 3)}`, own = formatG(theta, 3);
   if (theta >= 0) {
-    said.push(`${at}: a spring that repels more than that would lose its stable range. This one does not repel.`);
+    said.push(`${at}: below it, a spring that repels and this momentum feed each other. This one does not repel.`);
   } else if (theta < floor) {
-    said.push(`${at}, and θ = ${own} is below it: two momenta feed each other, and the stable range collapses. Give the optimizer β1 = 0, or the spring a θ nearer to 0.`);
+    said.push(`${at}, and θ = ${own} is below it: ${belowFloor(coupling, beta, limit)}`);
   } else if (theta < 0.75 * floor) {
     said.push(`${at}. θ = ${own} is above it, but within a quarter of it: the pair is poorly damped.`);
   } else {
@@ -1070,7 +1100,7 @@ const whole = (low, high) => (text) => {
 const among = (choices) => (text) => (choices.includes(text) ? text : undefined);
 const KEYS = {
   mode: among(MODES), k: between(1e-9, 1e9), m1: between(1e-9, INF), m2: between(1e-9, INF), damping: between(1e-6, 1),
-  follow: among(FOLLOWS), theta: between(-1 + 1e-9, 1e6), c: between(1e-9, 1 - 1e-9), every: whole(1, 100), alpha: between(1e-6, 1),
+  follow: among(FOLLOWS), theta: between(NEAREST, 1e6), c: between(1e-9, 1 - 1e-9), every: whole(1, 100), alpha: between(1e-6, 1),
   mu: between(0, 1 - 1e-9), step: whole(2, 1e9), lr: between(1e-12, 1e6), momentum: between(0, 1 - 1e-6), curvature: between(1e-9, 1e9),
   noise: between(0, 1e6), fn: (text) => (FUNCTIONS.some(({ name }) => name === text) ? text : undefined), x: between(-1e3, 1e3),
   y: between(-1e3, 1e3), seed: whole(0, 2 ** 32 - 1), speed: between(1, 1e4),
@@ -2186,7 +2216,7 @@ function change(key, value, source = null) {
 /** Return the setting that is shown as one pull θ and one rate c. */
 function asCentred() {
   const { theta, c } = centredOf(state) ?? state;
-  const usable = theta > -1 && c > 0 && c < 1;
+  const usable = theta >= NEAREST && c > 0 && c < 1;
   const follow = state.mode === "spring" ? state.follow : "after";
   return { mode: "centred", follow, ...(usable ? { theta, c } : {}) };
 }

@@ -168,7 +168,7 @@ def test_a_spring_that_repels_is_given_by_theta_and_rate(run) -> None:
         ("--theta -0.2 --rate 0.05", "keeps clear of it"),
         ("--k 1 --m1 10 --m2 20", "stable below ηh = 12.35 in the effective rate, against 38 with an EMA"),
         ("--decay 0.95", "stable below ηh = 38, as without an average"),
-        ("--decay 0.95", "This one does not repel"),
+        ("--decay 0.95", "below it, a spring that repels and this momentum feed each other. This one does not repel"),
         ("--decay 1", "stable below ηh = 38, as without an average"),
         (
             "--k 1 --m1 10 --m2 20 --c1 5 --c2 10",

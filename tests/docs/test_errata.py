@@ -566,3 +566,26 @@ def test_every_proof_is_named_on_the_page_and_every_name_there_is_a_proof() -> N
     assert re.findall(r"^## (E\d+)", page, flags=re.M) == [f"E{n}" for n in range(1, 18)]
     here = [name for name in globals() if name.startswith("test_E")]
     assert re.findall(r"`(test_E\w+)`", page) == here
+
+
+# The numbers in the words ---------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_on_the_page_are_these() -> None:
+    words = " ".join((ROOT / "docs" / "errata.md").read_text(encoding="utf-8").split())
+    inverse = 1 / MNIST["m1"] + 1 / MNIST["m2"]
+    left = [steps * math.log1p(-Spring.for_steps(steps, **MNIST).k * inverse / 2) for steps in (10_000, 1_000_000)]
+    assert f"it is off by {left[0] / left[1] - 1:.0%} at 10,000 steps (in the logarithm of that share)" in words
+    with pytest.raises(ValueError, match="is no average"):
+        Spring.for_steps(1000, **MNIST)
+    assert "and at 1,000 steps it is not an average" in words
+    as_decay, in_eq_1 = (Spring.ema(decay=decay).half_life for decay in (0.95, 1 - 0.95))
+    assert f"has a half-life of {as_decay:.1f} steps, and in Eq. 1 one of {in_eq_1:.2f} steps" in words
+    ema, belay = (s.max_stable_lr(202.0) for s in (Spring.ema(decay=0.95), Spring(**TWO_D)))
+    assert f"stable below {ema:.6f}, BELAY with (k, m1, m2) = (1, 10, 20) below {belay:.6f}" in words
+    off = [1 - (1 / MNIST[mass]) / inverse for mass in ("m2", "m1")]
+    assert off == pytest.approx([1 / 5, 4 / 5])
+    assert "`m2` alone is off by a fifth, and `m1` alone by four fifths" in words
+    drawn = TWO_D["m2"] / (TWO_D["m1"] + TWO_D["m2"])
+    assert drawn == pytest.approx(2 / 3)
+    assert "of the distance, two thirds of it for (k, m1, m2) = (1, 10, 20)" in words

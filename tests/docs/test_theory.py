@@ -5,13 +5,16 @@
 
 import re
 
+import numpy as np
 import pytest
 
 import torchbelay as tb
 from helpers import kept_records, measured
 from helpers.root import ROOT
-from helpers.spectra import THETAS
+from helpers.spectra import THETAS, Case, best_of_grid
 from torchbelay.cli import main
+from torchbelay.lab.advice.analysis import Outcomes, problems
+from torchbelay.lab.advice.figures import GOAL
 from torchbelay.lab.registry import PARTS
 from torchbelay.physics import theta_floor
 
@@ -51,10 +54,55 @@ def test_its_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_numbers_in_its_words() -> None:
     words = " ".join(PAGE.split())
-    assert f"the floor of β = 0.9 is {theta_floor(0.9, 1.0):.1f}".replace("-", "−") in words
+    below = [t for t in range(2, 200) if theta_floor(0.9, 1 / t) > -0.9 + 1e-9]
+    assert f"With β = 0.9 its steps {below[0]} to {below[-1]} are below the floor" in words
+    third, ema = (tb.methods.centred(theta, 1 / 3).coupling(1, 0.1).max_stable_lr(1.0, 0.9) for theta in (-0.9, 0.0))
+    assert f"at step 3 the stable range is {third:.2f}, where that of an EMA is {ema:.0f}" in words
     assert f"so close to the floor ({theta_floor(0.9, 0.0895):.3f})".replace("-", "−") in words
     assert f"grid of {len(THETAS) * 10 * 19:,} settings" in words
     assert tb.methods.centred(-0.9, 0.05).coupling(1, 0.1).max_stable_lr(1.0, 0.9) == pytest.approx(0.25, abs=1e-3)
+    further = [(2 - c) ** 2 / (4 * (1 - c)) - 1 for c in (0.2, 0.4, 0.8)]
+    assert "{:.0%} below the floor at c = 0.2, {:.0%} at c = 0.4 and {:.0%} at c = 0.8".format(*further) in words
+    wide, ema = (tb.methods.centred(theta, 0.8).coupling(1, 0.1).max_stable_lr(1.0, 0.5) for theta in (-0.9, 0.0))
+    floor = f"{theta_floor(0.5, 0.8):.3f}".replace("-", "−")
+    assert (
+        f"far below the floor ({floor}), which does not bind, and has {wide:.2f}, where an EMA has {ema:.0f}" in words
+    )
+
+
+@pytest.mark.thorough
+def test_what_it_costs_to_keep_away_from_the_floor() -> None:
+    assert "12 curvatures from 1 to 10⁻⁵, 10,000 steps and β1 = 0" in " ".join(PAGE.split())
+    found = []
+    for noise in (1e-4, 1e-8):
+        case = Case(np.geomspace(1e-5, 1, 12).tolist(), 10_000, noise, 0.0)
+        advice = tb.recommend(case.steps, curvatures=case.curvatures, noise=noise, batch=1)
+        assert advice.is_at_the_lowest_theta
+        found.append(advice.loss.total / best_of_grid(case))
+    said = "the advice has {:.1f} times the least loss of the grid below at a noise of 10⁻⁴, and {:.1f} times at 10⁻⁸"
+    assert said.format(*found) in " ".join(PAGE.split())
+
+
+def test_what_it_says_of_searches_that_failed_follows_from_the_records() -> None:
+    words, lines = " ".join(PAGE.split()), kept_records.lines("advice")
+    ring, autoencoder = (Outcomes.of(lines, problem) for problem in ("ring", "autoencoder"))
+    failed = [each for each in ring.ends if each.regret > GOAL]
+    assert len(failed) > len(ring.ends) / 2
+    assert max(each.regret for each in failed) < 1.5
+    assert "Most searches on the ring ended somewhat further away." in words
+    first = min(each.lr for each in autoencoder.ends if each.regret > GOAL)
+    assert f"Those of the autoencoder that failed began at a rate of {first:g} or more" in words
+    for problem in problems(lines):
+        lrs = Outcomes.of(lines, problem).lrs
+        assert f"from learning rates that are {lrs[-1] / lrs[0]:.0f}-fold apart" in words
+
+
+def test_the_circles_of_the_floor_lie_where_it_binds() -> None:
+    for r in kept_records.lines("theory"):
+        if r["kind"] == "floor":
+            c = r["rate"]
+            binds = r["floor"] * (2 - c) ** 2 / (4 * (1 - c))
+            assert r["measured"] == pytest.approx(binds, abs=0.01)  # θ has steps of 0.004, and x is 3% below
 
 
 def test_it_says_what_was_measured() -> None:

@@ -249,6 +249,7 @@ BAD = [
     {"m1": -2.0},
     {"follow": "after", "damping": 0.5},
     {"mode": "centred", "theta": -1.0},
+    {"mode": "centred", "theta": -1 + 2**-50},
     {"mode": "centred", "c": 1.0},
     {"mode": "centred", "c": 0.0},
     {"mode": "lookahead", "every": 0},

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from torchbelay.physics import methods, theta_floor
+from torchbelay.physics.explain import explain_momentum
+from torchbelay.physics.inner_momentum import is_below_floor
 from torchbelay.physics.spring import Spring
 from torchbelay.physics.warnings import UnstableSpringWarning
 
@@ -146,3 +149,39 @@ def test_the_learning_rate_that_it_advises_restores_the_old_pace() -> None:
     spring = Spring(**TWO_D)
     advised = float(spring.explain().rsplit("by ", 1)[1].rstrip("."))
     assert advised * spring.effective_lr_scale == pytest.approx(1, rel=5e-4)  # four digits are said
+
+
+# The floor that the optimizer's momentum sets ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theta", "rate", "beta", "limit", "words"),
+    [
+        (-0.9, 0.05, 0.9, 0.2502, "and the stable range collapses. Give the optimizer β1 = 0, or the spring a θ"),
+        (-0.9, 0.8, 0.5, 8.571, "That rate is above the stable range, so that the floor does not bind."),
+        (-0.19, 0.5, 0.9, 43.51, "so that the floor does not bind."),
+        (-0.9, 0.1, 0.543, 17.92, "and that ends the stable range. It is still no smaller than an EMA's."),
+    ],
+)
+def test_what_a_theta_below_the_floor_costs(theta: float, rate: float, beta: float, limit: float, words: str) -> None:
+    coupling = methods.centred(theta, rate).coupling(1, 0.1)
+    said = explain_momentum(coupling, beta)
+    assert theta < theta_floor(beta, rate)
+    assert f"stable below ηh = {limit}, against {2 * (1 + beta) / (1 - beta):.4g} with an EMA" in said
+    assert f"θ = {theta:.3g} is below it: two momenta feed each other" in said
+    assert words in said
+
+
+def test_a_range_collapses_in_words_only_if_it_is_smaller_than_that_of_an_ema() -> None:
+    kinds = set()
+    for beta in (0.3, 0.5, 0.9, 0.99):
+        for rate in (0.01, 0.1, 0.4, 0.8, 0.95):
+            for theta in (-0.99, -0.9, -0.7, -0.5, -0.3, -0.1):
+                coupling = methods.centred(theta, rate).coupling(1, 0.1)
+                said = explain_momentum(coupling, beta)
+                smaller = coupling.max_stable_lr(1.0, momentum=beta) < 2 * (1 + beta) / (1 - beta)
+                binds = is_below_floor(coupling, beta)
+                assert ("collapses" in said) is (binds and smaller)
+                assert ("does not bind" in said) is (theta < theta_floor(beta, rate) and not binds)
+                kinds.add((binds, smaller))
+    assert kinds == {(True, True), (True, False), (False, False)}

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import sympy as sp
 
 from torchbelay import Coupling, Spring, methods
 from torchbelay.physics import theta_floor
@@ -71,7 +72,7 @@ def turning_term(theta: float, c: float, beta: float, follow: str) -> float:
 
 
 @pytest.mark.parametrize("follow", ["before", "after"])
-def test_above_the_floor_the_range_is_the_first_term_and_below_it_collapses(follow: str) -> None:
+def test_above_the_floor_the_range_is_the_first_term_and_below_it_the_lesser_of_two(follow: str) -> None:
     for _, c, beta, _ in CASES:
         floor = theta_floor(beta, c, follow)  # type: ignore[arg-type]
         for share in (0.1, 0.5, 0.99):
@@ -85,6 +86,36 @@ def test_above_the_floor_the_range_is_the_first_term_and_below_it_collapses(foll
             assert stable_range(coupling, beta) == pytest.approx(expected, rel=1e-6)
             assert is_below_floor(coupling, beta) is (turning < first_term(low, c, beta, follow))
             check_limit(expected, coupling, beta)
+
+
+@pytest.mark.parametrize("follow", ["before", "after"])
+def test_the_floor_binds_below_a_multiple_of_it_that_depends_on_the_averaging_rate_alone(follow: str) -> None:
+    for theta, c, beta, _ in CASES:
+        binding = theta_floor(beta, c, follow) * (2 - c) ** 2 / (4 * (1 - c))  # type: ignore[arg-type]
+        for each in (theta, 0.999 * binding, 1.001 * binding):
+            if -0.999 < each < 0:
+                assert is_below_floor(centred(each, c, follow), beta) is (each < binding)
+
+
+def test_at_that_multiple_of_the_floor_both_limits_are_equal() -> None:
+    c, beta = sp.symbols("c beta")
+    g = 1 - beta * (1 - c)
+    for share, below, excess in (
+        (1, lambda t: 2 * (1 + t) - c * (1 + 2 * t), lambda t: (1 - c) * (-t * g - (1 - beta))),  # after
+        (1 - c, lambda t: 2 * (1 + t) - c, lambda t: c - (1 + t) * g),  # before
+    ):
+        theta = -share * (1 - beta) / g * (2 - c) ** 2 / (4 * (1 - c))
+        first = (1 + beta) / (1 - beta) * 2 * (2 - c) / below(theta)
+        assert sp.cancel(sp.together(1 / first - excess(theta) / (c * g))) == 0
+
+
+def test_right_below_the_floor_the_range_is_still_that_of_a_root_at_minus_1() -> None:
+    coupling = centred(-0.9, 0.8)
+    assert theta_floor(0.5, 0.8) == pytest.approx(-0.556, abs=5e-4)
+    assert not is_below_floor(coupling, 0.5)
+    assert stable_range(coupling, 0.5) == pytest.approx(8.57, abs=5e-3)
+    assert stable_range(coupling, 0.5) == pytest.approx(first_term(-0.9, 0.8, 0.5, "after"))
+    assert first_term(-0.9, 0.8, 0.5, "after") < turning_term(-0.9, 0.8, 0.5, "after") < math.inf
 
 
 def test_the_numbers_that_are_quoted() -> None:

@@ -180,6 +180,34 @@ def test_at_equal_c_a_repulsive_spring_is_noisier_and_at_equal_b_it_is_not() -> 
         assert equal == pytest.approx([equal[2]] * 4, rel=2 * push)
 
 
+def test_at_equal_c_noise_grows_with_repulsion_in_the_lower_half_of_the_stable_range_and_not_in_all_of_the_upper() -> (
+    None
+):
+    def grows(theta: float, c: float, share: float) -> bool:
+        x = share * centred(theta, c).max_stable_lr(1.0)
+        more, less = centred(theta - 1e-4, c), centred(theta, c)
+        return more.stationary_variance(1.0, x).w2 > less.stationary_variance(1.0, x).w2
+
+    for theta in (-0.99, -0.9, -0.5, 0.0, 2.0):
+        for c in (0.001, 0.05, 0.3, 0.7, 0.99):
+            assert all(grows(theta, c, share) for share in (0.01, 0.3, 0.499))
+    assert [grows(0.0, c, 0.6) for c in (0.01, 0.5, 0.9)] == [True, True, False]
+    assert [grows(-0.9, c, 0.8) for c in (0.01, 0.05, 0.5)] == [True, False, False]
+
+
+def test_below_x_1_a_repulsive_spring_is_noisier_than_ema_and_above_it_need_not_be() -> None:
+    """Also not in the lower half of its own stable range."""
+
+    def ratio(theta: float, c: float, x: float) -> float:
+        return centred(theta, c).stationary_variance(1.0, x).w2 / centred(0.0, c).stationary_variance(1.0, x).w2
+
+    for theta in (-0.95, -0.5, -0.1):
+        for c in (0.01, 0.3, 0.66, 0.95):
+            assert min(ratio(theta, c, x) for x in (0.01, 0.3, 0.999)) > 1
+    assert centred(-0.9, 0.66).max_stable_lr(1.0) > 2 * 1.65
+    assert ratio(-0.9, 0.66, 1.65) < 0.9
+
+
 def test_at_x_equal_to_c_a_repulsive_spring_is_both_slower_and_noisier_than_ema() -> None:
     """What is false: that θ < 0 dominates EMA at equal bandwidth."""
     c, theta = 0.05, -0.5

@@ -298,7 +298,7 @@ def _draw_floors(records: Sequence[Record]) -> Plate:
         found = select(records, "floor", beta=beta)
         ax.plot([r["rate"] for r in found], [r["measured"] for r in found], "o", ms=4, color=colour, mfc="white")
         style.label_end(ax, 1.0, line[-1], f"β = {beta:g}", colour)
-    for c, theta, text in ((0.0895, -0.5, "CIFAR-10's setting"), (1.0, -0.9, "schedule-free, first step")):
+    for c, theta, text in ((0.0895, -0.5, "CIFAR-10's setting"), (1 / 3, -0.9, "schedule-free, step 3")):
         ax.plot(c, theta, "*", ms=10, color="#333333", clip_on=False, zorder=5)
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
         ax.annotate(text, (c, theta), xytext=(-8, -3), textcoords="offset points", ha="right", fontsize=8, bbox=box)
@@ -313,7 +313,7 @@ def _draw_floors(records: Sequence[Record]) -> Plate:
         f"Lines: theorem 2. Circles: the θ from which on a complex pair grows before a root passes −1, in "
         f"{sizes['steps']:,} steps. They lie below the line: just below the floor the pair's limit is still the "
         "larger one.",
-        "Stars: θ = −0.5 at c = 0.0895 with β = 0.9, which lost to EMA on CIFAR-10, and schedule-free's first step.",
+        "Stars: θ = −0.5 at c = 0.0895 with β = 0.9, which lost to EMA on CIFAR-10, and schedule-free's third step.",
         f"A spring that repels has θ < 0. {GPA}",
     )
     return Plate("theory-floor", "The floor of θ over the averaging rate", caption, fig, notes)

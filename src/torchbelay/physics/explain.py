@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from .inner_momentum import stable_range, theta_floor
+from .inner_momentum import is_below_floor, stable_range, theta_floor
 
 if TYPE_CHECKING:
     from .coupling import Coupling
@@ -73,12 +73,9 @@ def explain_momentum(coupling: "Coupling", beta: float) -> str:
     floor, theta = theta_floor(beta, c, "after" if coupling.q else "before"), coupling.theta
     at = f"At this averaging rate the floor of θ is {floor:.3g}"
     if theta >= 0:
-        said.append(f"{at}: a spring that repels more than that would lose its stable range. This one does not repel.")
+        said.append(f"{at}: below it, a spring that repels and this momentum feed each other. This one does not repel.")
     elif theta < floor:
-        said.append(
-            f"{at}, and θ = {theta:.3g} is below it: two momenta feed each other, and the stable range collapses. Give "
-            "the optimizer β1 = 0, or the spring a θ nearer to 0."
-        )
+        said.append(f"{at}, and θ = {theta:.3g} is below it: {_below_floor(coupling, beta, limit)}")
     elif theta < 0.75 * floor:
         said.append(f"{at}. θ = {theta:.3g} is above it, but within a quarter of it: the pair is poorly damped.")
     else:
@@ -95,6 +92,21 @@ def explain_momentum(coupling: "Coupling", beta: float) -> str:
     return " ".join(said)
 
 
+def _below_floor(coupling: "Coupling", beta: float, limit: float) -> str:
+    """Return what a θ below the floor does to the stable range, of which `limit` is the end in the effective rate."""
+    if not is_below_floor(coupling, beta):
+        return (
+            "two momenta feed each other from a finite learning rate on. That rate is above the stable range, so that "
+            "the floor does not bind."
+        )
+    if limit >= _range_of_ema(beta):  # it still widens the range
+        return "two momenta feed each other, and that ends the stable range. It is still no smaller than an EMA's."
+    return (
+        "two momenta feed each other, and the stable range collapses. Give the optimizer β1 = 0, or the spring a θ "
+        "nearer to 0."
+    )
+
+
 def explain_stable_range(limit: float, scale: float, theta: float, beta: float) -> str:
     """Return the sentence on the stable range `limit` of ηh with momentum β, `scale` being that of the effective rate.
 
@@ -106,8 +118,12 @@ def explain_stable_range(limit: float, scale: float, theta: float, beta: float) 
     effective = ""
     if scale != 0 and not math.isclose(scale, 1):
         limit, effective = limit * scale, " in the effective rate"
-    against = f", against {2 * (1 + beta) / (1 - beta):.4g} with an EMA" if theta else ", as without an average"
+    against = f", against {_range_of_ema(beta):.4g} with an EMA" if theta else ", as without an average"
     return f"{around} it is stable below ηh = {limit:.4g}{effective}{against}."
+
+
+def _range_of_ema(beta: float) -> float:
+    return 2 * (1 + beta) / (1 - beta)
 
 
 def _ema(rate: float) -> "Coupling":
