@@ -1,6 +1,7 @@
 """Several Belays on one optimizer, and several optimizers on one model."""
 
 from math import inf
+from weakref import ref
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from helpers.problems import MLP, advance, copies, different, everything, f32, s
 from helpers.small import BELAY, EMA, WHERE, attached, train
 from helpers.small import same as deeply_same
 from torchbelay import optim
+from torchbelay.belay import company, takeover
 
 WATCHING = {"ema": EMA, "ema, lagged": tb.Spring(k=0.2, m1=inf, m2=1.0), "swa": tb.methods.swa()}
 
@@ -414,3 +416,44 @@ def test_numbers_and_exports_inside_the_swap_of_another_are_those_outside() -> N
         inside = [(b.stats(), b.average_state_dict(), b.state_dict()) for b in (belays[0], belays[2])]
     for mine, theirs in zip(inside, (outside[0], outside[2]), strict=True):
         assert deeply_same([mine[0], dict(mine[1]), mine[2]], [theirs[0], dict(theirs[1]), theirs[2]])
+
+
+# Threads ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_belay_may_be_made_while_another_thread_looks_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, first = attached(BELAY)
+    member, pulled, made = first._parts.member, first._parts.member.pulled, []
+
+    def pulled_meanwhile() -> dict[int, str]:
+        monkeypatch.setattr(member, "pulled", pulled)
+        made.append(attached(BELAY))  # as another thread may do between any two members
+        return pulled()
+
+    monkeypatch.setattr(member, "pulled", pulled_meanwhile)
+    _, _, second = attached(BELAY)
+    members = company.members()
+    assert all(belay._parts.member in members for belay in (first, second, made[0][2]))
+
+
+def test_a_block_may_be_left_while_another_thread_looks_at_its_weights() -> None:
+    (_, _, first), (_, _, second) = attached(EMA), attached(EMA)
+    with first.averaged():
+        found = company._held_by_others(second._parts.member)
+        swap, _ = next(found)
+    assert all(each is swap for each, _ in found)
+
+
+def test_an_optimizer_may_take_its_first_step_while_that_of_another_thread_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, optimizer, belay = attached(EMA)
+
+    def gone_meanwhile() -> object:
+        takeover._known[1] = ref(optimizer), [], []
+        return optimizer
+
+    monkeypatch.setitem(takeover._known, 0, (gone_meanwhile, [], []))
+    train(model, optimizer, 2)
+    del takeover._known[1]
+    assert belay.step == 2

@@ -185,6 +185,41 @@ def test_an_export_after_another_thread_has_trained_does_not() -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("use", [tb.Belay.stats, tb.Belay.average_state_dict, tb.Belay.state_dict])
+def test_a_step_of_another_thread_is_not_taken_for_one_that_was_stopped(
+    use: Callable[[tb.Belay], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer, belay = trained()
+    clock = belay._parts.first.clock
+    tick = clock.tick
+
+    def meanwhile(*args: Any, **options: Any) -> None:
+        in_a_thread(lambda: use(belay))
+        tick(*args, **options)
+
+    monkeypatch.setattr(clock, "tick", meanwhile)
+    with pytest.warns(tb.BelayWarning, match="another thread is taking a step, and some of these averages") as told:
+        train(model, optimizer, 1)
+    assert len(told) == 1
+    monkeypatch.undo()
+    use(belay)
+    assert belay.step == 4
+
+
+@pytest.mark.parametrize("use", [tb.Belay.stats, tb.Belay.average_state_dict, tb.Belay.state_dict])
+def test_a_step_that_was_stopped_in_another_thread_is_told_of(
+    use: Callable[[tb.Belay], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer, belay = trained()
+    monkeypatch.setattr(belay._parts.first.clock, "tick", lambda *_, **__: 1 / 0)
+    with ThreadPoolExecutor(1) as pool:  # whose thread goes on to live
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(train, model, optimizer, 1).result()
+        with pytest.warns(tb.BelayWarning, match="the last step was stopped while weights and averages moved"):
+            use(belay)
+
+
+@pytest.mark.filterwarnings("error")
 def test_an_export_inside_a_closure_is_in_the_thread_that_trains() -> None:
     model, optimizer, belay = trained()
 

@@ -153,6 +153,26 @@ def test_a_parameter_that_comes_to_averages_that_have_not_begun_begins_with_them
     assert not torch.equal(belay.average_state_dict()["2.weight"], model[2].weight)
 
 
+@pytest.mark.parametrize("how", ["ema", "belay"])
+@pytest.mark.parametrize("first", [0, 1], ids=["the giver steps first", "the taker steps first"])
+def test_a_new_parameter_in_the_memory_of_one_that_left_goes_to_another_optimizer(how: str, first: int) -> None:
+    model, optimizers, belay = several(METHODS[how])
+    alternate(model, optimizers, range(4))
+    old = model[2].weight
+    model[2].weight = torch.nn.Parameter(old.data)
+    move(old, *optimizers)
+    optimizers[1].param_groups[-1]["params"] = [model[2].weight]
+    evaluate(model, 5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizers[first].step()
+        optimizers[1 - first].step()
+    said = sorted(str(each.message) for each in caught)
+    assert ["were added to" in each for each in said] == [True, False]
+    assert ["were taken from" in each for each in said] == [False, True]
+    assert "2.weight" in belay.average_state_dict()
+
+
 def test_a_method_that_remembers_learning_rates_goes_apart_with_its_parameter() -> None:
     def run(*, moved: bool) -> dict[str, Any]:
         model, optimizers, belay = several(tb.methods.schedule_free(0.9))

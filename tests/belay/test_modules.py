@@ -2,10 +2,14 @@
 
 import copy
 import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import torchbelay as tb
 from helpers.problems import different, everything
@@ -177,3 +181,112 @@ def test_a_module_used_twice_is_exported_under_both_names_and_averaged_once() ->
     belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), EMA)
     assert list(belay.state_dict()["averages"]["average"]["weights"]) == ["first.weight", "first.bias"]
     assert list(belay.average_state_dict()) == list(model.state_dict())
+
+
+class Unused(nn.Module):
+    """A layer that trains, and one that was never called."""
+
+    def __init__(self, lazy: nn.Module) -> None:
+        super().__init__()
+        self.used, self.lazy = nn.Linear(3, 1), lazy
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that has its elements in another one, as quantized weights of torchao; its own address is 0."""
+
+    elements: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, elements: torch.Tensor) -> "Wrapped":
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, elements.shape, dtype=elements.dtype)
+        made.elements = elements
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Wrapped, lambda t: t.elements, (args, kwargs or {}))
+        found = operation(*args, **kwargs)
+        is_alike = operation in (torch.ops.aten.detach.default, torch.ops.aten.clone.default)
+        return Wrapped(found) if is_alike else found
+
+
+def elements(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: getattr(t, "elements", t).clone() for name, t in state.items()}
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_weights_whose_elements_lie_in_other_tensors_are_not_taken_for_one(frozen: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+    for i in (0, 1):
+        model[i].weight = nn.Parameter(Wrapped(model[i].weight.detach()), requires_grad=not frozen)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1, foreach=False)
+    belay = tb.Belay(model, optimizer, EMA)
+    train(model, optimizer, 2)
+    before = elements(model.state_dict())
+    with belay.averaged():
+        inside = elements(model.state_dict())
+    assert same(elements(belay.average_state_dict()), inside)
+    assert same(elements(belay.model_state_dict()), before)
+    assert same(elements(model.state_dict()), before)
+    assert not torch.equal(inside["2.weight"], before["2.weight"])
+    assert torch.equal(inside["0.weight"], before["0.weight"]) is frozen
+
+
+def test_a_module_cannot_share_weights_whose_elements_lie_in_other_tensors_and_says_what_to_use() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].weight = nn.Parameter(Wrapped(model[0].weight.detach()), requires_grad=False)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA)
+    train(model, optimizer, 2)
+    into = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    for use in (belay.module, lambda: belay.module(into=into)):
+        with pytest.raises(ValueError, match=r"'0\.weight' has none: Wrapped keeps .*; use averaged\(\), or"):
+            use()
+    assert all(q.requires_grad for q in into.parameters())
+    train(model, optimizer, 1)
+    assert belay.step == 3
+
+
+LAZY = r"'lazy\.\w+' has no shape yet \(a lazy module\) and cannot be copied: call the model once on a batch before"
+
+
+@pytest.mark.parametrize("lazy", [lambda: nn.LazyLinear(2), nn.LazyBatchNorm1d], ids=["weights", "buffers"])
+def test_a_lazy_layer_that_was_never_called_is_named_in_an_export(
+    lazy: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    model = Unused(lazy())
+    optimizer = torch.optim.SGD(model.used.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA)
+    train(model, optimizer, 2)
+    average = belay.tensors()["used.weight"].clone()
+    for use in (
+        belay.average_state_dict,
+        belay.model_state_dict,
+        lambda: belay.save_average(tmp_path / "a.safetensors"),
+    ):
+        with pytest.raises(ValueError, match=LAZY):
+            use()
+    assert list(tmp_path.iterdir()) == []
+    model.lazy(torch.ones(2, 4))  # the cure
+    exported = belay.average_state_dict()
+    assert list(exported) == list(model.state_dict())
+    assert torch.equal(exported["used.weight"], average)
+
+
+def test_lazy_buffers_are_named_before_the_average_takes_the_place_of_the_weights() -> None:
+    model = Unused(nn.LazyBatchNorm1d(affine=False))
+    optimizer = torch.optim.SGD(model.used.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, EMA)
+    train(model, optimizer, 2)
+    weight = model.used.weight.detach().clone()
+    with pytest.raises(ValueError, match=LAZY), belay.averaged():
+        pytest.fail("the block must not be entered")
+    with pytest.raises(ValueError, match=LAZY):
+        tb.Belay(model, optimizer, EMA, buffers="average")
+    assert torch.equal(model.used.weight, weight)
+    train(model, optimizer, 1)
+    assert belay.step == 3

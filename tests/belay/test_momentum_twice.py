@@ -80,6 +80,13 @@ def test_the_warning_names_theta_its_floor_and_what_is_left_of_the_range() -> No
         tb.Belay(model, torch.optim.AdamW(model.parameters()), tb.methods.schedule_free(0.9))
 
 
+def test_where_the_range_is_wider_than_the_optimizers_own_the_warning_does_not_say_that_it_shrinks() -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.5, 0.999))
+    with pytest.warns(tb.BelayWarning, match=r"learning rates ends at 2\.3 times AdamW's own\. Give AdamW"):
+        tb.Belay(model, optimizer, tb.methods.centred(-0.8, 0.3))
+
+
 def test_the_warning_names_the_step_and_the_theta_of_a_schedule_that_falls_below_the_floor_later() -> None:
     model, theta = mlp(), tb.schedules.linear(0.0, -0.8, 1001)
     assert theta(500) > tb.physics.theta_floor(0.9, 0.05) > theta(1000)

@@ -4,6 +4,7 @@ import copy
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,17 @@ def test_an_average_that_stays_because_its_method_says_so_does_not_warn(setting:
         train(model, optimizer, 3)
         belay.average_state_dict()
         belay.state_dict()
+
+
+def test_the_first_step_is_seen_while_another_thread_takes_it() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        optimizer.register_step_post_hook(lambda *_: asked.append(pool.submit(belay.stats).result()))  # in its middle
+        belay, asked = tb.Belay(model, optimizer, EMA), list[Any]()
+        with quiet():
+            train(model, optimizer, 2)
+    assert [each["step"] for each in asked] == [0, 1]
 
 
 def test_a_step_that_left_bad_weights_was_seen() -> None:

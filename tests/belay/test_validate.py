@@ -4,6 +4,7 @@ import copy
 import functools
 import pickle
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -36,6 +37,12 @@ class Wrapper(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
+
+
+def rows() -> nn.Parameter:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says at the first that they are new
+        return nn.Parameter(torch.eye(3).to_sparse_csr())
 
 
 def meta() -> nn.Module:
@@ -154,11 +161,27 @@ CONSTRUCTIONS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "parameter '0' is torch.float8_e4m3fn, which cannot be averaged; .*returns None for this parameter",
     ),
+    "sparse": (
+        lambda m, o: tb.Belay.from_parameters([("p", torch.eye(3).to_sparse())], None, EMA),
+        ValueError,
+        r"parameter 'p' is sparse \(torch\.sparse_coo\).*p\.to_dense\(\).*returns None for it",
+    ),
+    "sparse rows": (
+        lambda m, o: tb.Belay(n := nn.ParameterList([rows()]), torch.optim.SGD(n.parameters()), EMA),
+        ValueError,
+        r"parameter '0' is sparse \(torch\.sparse_csr\).*p\.to_dense\(\)",
+    ),
     "unstable": (lambda m, o: tb.Belay(m, o, unstable()), ValueError, "is unstable.*allow_unstable=True"),
     "a stranger's parameter": (
         lambda m, o: tb.Belay(mlp(seed=1), o, EMA),
         ValueError,
-        r"parameter 0 of the optimizer's group 0, of shape \(5, 3\), is not in the model",
+        r"parameter 0 of the optimizer's group 0, of shape \(5, 3\), is not in the model; pass the Sequential whose",
+    ),
+    "a tensor beside the model": (
+        lambda m, o: tb.Belay(m, torch.optim.SGD([*m.parameters(), torch.ones(2, requires_grad=True)]), EMA),
+        ValueError,
+        r"parameter 4 .*of shape \(2,\), is not in the model; pass a list of this Sequential and all other modules .*, "
+        r"with nn\.ParameterList\(\[tensor\]\) for a tensor that is in no module, or use Belay\.from_parameters",
     ),
     "meta device": (
         lambda m, o: tb.Belay(n := meta(), torch.optim.SGD(n.parameters()), EMA),

@@ -12,6 +12,7 @@ from torchbelay.physics.readouts import Readout
 
 from . import company, export, files, folders, modules, pretrained, replicas, shard
 from .average import MAIN, WholeAverage
+from .blocks import Block
 from .live_module import make
 from .models import as_given
 from .options import Options, check_dtype
@@ -47,7 +48,7 @@ class Access:
         With a `readout` of `torchbelay.readouts` the model holds that mixture of weights and average, and a copy of the
         weights is kept meanwhile. Buffers are the average's, and those that are changed inside are dropped on leaving.
         """
-        member, block = self._parts.member, object()
+        member, block = self._parts.member, Block()
         # Twice, for an exception may come at any line, also of leaving; what is done is not done again.
         try:
             try:

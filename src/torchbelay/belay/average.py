@@ -15,6 +15,7 @@ from torchbelay.physics.workers import Workers, gathering, share_of_each
 from . import planes
 from .cohort import Cohort, compounded, inertias, varies
 from .initial import Initial
+from .overlap import Memory
 from .rules import Rule
 from .shard import is_sharded, local, matching, same_size, with_local
 from .slices import Slices
@@ -53,6 +54,7 @@ class Entry:
     method: Method  # shared by what was adopted together, never with another run: it may remember learning rates
     group: int  # of the optimizer
     born: int  # optimizer steps taken before this parameter's first
+    memory: Memory | None = None  # of w1, when it was last seen to be what a weight is computed from
 
     @property
     def value(self) -> Tensor:

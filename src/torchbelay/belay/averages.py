@@ -7,19 +7,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchbelay.ops import arithmetic
 from torchbelay.physics.warnings import warn
 
-from . import beginnings, buffers, checkpoint, family, modules, revision
+from . import beginnings, buffers, checkpoint, family, modules, renaming, revision
 from .average import MAIN, Average, Entry, Wanted
 from .clock import Clock
 from .cohort import Cohort
 from .finite import Guard
 from .options import Options
-from .parameters import Names, Parameters, why_lost
+from .parameters import Names, Parameters
 from .shard import local, part_for
 from .team import all_or_none, common_facts, share
-from .validate import pulled_by, warn_of_feedback, warn_of_rounding
+from .validate import pulled_by, refuse_pulled_twice, warn_of_feedback, warn_of_rounding
 
 
 class Checked(NamedTuple):
@@ -60,6 +59,10 @@ class Averages:
     def named_weights(self) -> list[tuple[str, Tensor]]:
         """Return the name and the tensor of every parameter that is averaged, each once."""
         return list({id(e.w1): (e.name, e.w1) for e in self.entries()}.values())
+
+    def followed(self) -> list[tuple[str, Tensor]]:
+        """Return the name and the tensor of every parameter that is averaged, or will be when the averages begin."""
+        return self.named_weights() if self.began else _distinct(self._wanted)
 
     def wanted(self, names: Names | None = None) -> dict[str, list[Wanted]]:
         """Return what each average is to follow; refuses what cannot be averaged, and changes nothing."""
@@ -102,6 +105,7 @@ class Averages:
         """Begin after step `start`; at weights that are not finite wait, or raise, as `on_nonfinite` says."""
         if self.began or self.clock.count < self._options.start:
             return
+        refuse_pulled_twice([*self._wanted[MAIN], *family.followed(self.relatives())])  # weights may have moved since
         if self.guard is not None:
             found = _distinct(self.wanted())
             if self.guard.raises:
@@ -139,9 +143,13 @@ class Averages:
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids."""
+        return pulled_by(self.followed_by_main())
+
+    def followed_by_main(self) -> list[Wanted]:
+        """Return what the average that may pull follows, or is to follow when it begins."""
         if not self.began:
-            return pulled_by(self._wanted[MAIN])
-        return pulled_by(Wanted(e.name, e.w1, e.method, e.group) for e in self.each[MAIN].entries.values())
+            return self._wanted[MAIN]
+        return [Wanted(e.name, e.w1, e.method, e.group) for e in self.each[MAIN].entries.values()]
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -155,6 +163,7 @@ class Averages:
             wanted = parameters.wanted(self.each.values())
             check(wanted[MAIN])
             family.refuse_held_twice(self._model, self, parameters.groups(), self.relatives())
+            refuse_pulled_twice([*wanted[MAIN], *family.followed(self.relatives())])
             if self.guard is not None and self.began:
                 self.guard.check([(name, w1) for name, w1 in _distinct(wanted) if id(w1) not in known])
             facts |= common_facts(self.team, self._model, [wanted[MAIN]], self._options.common())
@@ -182,24 +191,22 @@ class Averages:
             warn_of_rounding(new, rounding=self._options.rounding)
             warn_of_feedback(new, self.optimizer)
 
-    def refresh_names(self, names: Names | None = None) -> None:
+    def refresh_names(self, names: Names | None = None, *, restarts: bool = False) -> None:
         """Call every entry by the name that the model has for its parameter now, and drop those that left the model.
 
-        Refuses a parameter that left the model but is still trained.
+        Refuses a parameter that left the model but is still trained. Unless an average `restarts` now, warns if it is
+        not that of what the parameter has become.
         """
         names = modules.names_by_id(self._model) if names is None else names
-        lost = [e for e in self.entries() if id(e.w1) not in names]
-        if lost:
-            trained = self.parameters.renewed().groups()
-            for entry in lost:
-                if id(entry.w1) in trained:
-                    raise RuntimeError(why_lost(entry.name))
-            # Not what only the optimizer has lost: the next step tells the user of that.
-            for average in self:
-                average.drop(lost)
-                average.regroup()
+        # Not what only the optimizer has lost: the next step tells the user of that.
+        lost = renaming.lost(self.entries(), names, self.parameters)
+        for average in self if lost else ():
+            average.drop(lost)
+            average.regroup()
+        baked = [] if restarts else renaming.baked(self.entries(), names)
         for average in self:
             average.rename(names)
+        renaming.warn_of_baked(baked)
 
     # Learning rates ----------------------------------------------------------------------------------------------
 
@@ -246,14 +253,7 @@ class Averages:
         """
         now = {} if keep is None else modules.named_buffers(self._model)
         for average in self:
-            kept = {}
-            for name, buffer in now.items():
-                own = average.buffers.get(name)
-                own = None if own is None else buffers.fitted(own, buffer, buffer.dtype)
-                if own is not None:
-                    arithmetic.overwrite_(local(own), local(buffer), keep)
-                    kept[name] = own
-            average.buffers = kept
+            average.buffers = buffers.overwritten(average.buffers, now, keep)
 
     # Checkpoints -------------------------------------------------------------------------------------------------
 
@@ -287,6 +287,7 @@ class Averages:
         """Return a state that fits, or, if `notes` are given, is made to fit, as they then say; refuse any other."""
         parameters = self._parameters_now()
         wanted = parameters.wanted(self.each.values(), names)
+        refuse_pulled_twice([*wanted[MAIN], *family.followed(self.relatives())])
         self.fit_buffers()
         expected = {name: self._expected(average, wanted[name]) for name, average in self.each.items()}
         now, options = buffers.checkpointed(self._model, self._options), self._options

@@ -1,6 +1,6 @@
 """The public class `Belay`, which couples a model to its average around every step of any torch optimizer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
@@ -92,6 +92,7 @@ class Belay(Access):
             slices = None if shard is None else Slices(group)
             self._parts = Parts(self._model, optimizers, rules, self._options, slices)
             self._exports = Exports(self._parts.member)
+            self._reset_observers: tuple[Callable[[], None], ...] = ()  # called when every average has begun again
             self._optimizer = self._parts.first.optimizer
             self._averages, self._stepper = self._parts.first.averages, self._parts.first.stepper
             main = self._parts.check(replace=replace)  # refuses what cannot be averaged, before anything is attached
@@ -101,8 +102,12 @@ class Belay(Access):
             facts |= common_facts(self._parts.team, self._model, main, self._options.common())
             if save_with_optimizer:
                 optimizer_state.check(self._parts, replace=replace)
-        self._parts.attach(replace=replace)
-        (optimizer_state.attach if save_with_optimizer else optimizer_state.watch)(self._parts)
+        try:
+            self._parts.attach(replace=replace)
+            (optimizer_state.attach if save_with_optimizer else optimizer_state.watch)(self._parts)
+        except BaseException:  # also a warning that is an error: nobody could detach this one later
+            self._parts.member.detach()
+            raise
 
     @classmethod
     def from_parameters(
@@ -194,6 +199,8 @@ class Belay(Access):
         self._parts.refuse_now("reset")
         self._parts.wait()
         self._parts.restart()
+        for observe in self._reset_observers:
+            observe()
 
     def change(self, method: Method | Rule, name: str = MAIN) -> None:
         """Let an average go on with another method, as a decay that is larger from now on.

@@ -32,6 +32,18 @@ def kept_dtype(buffer: Tensor, asked: torch.dtype | None) -> torch.dtype:
     return average_dtype(buffer.dtype, asked) if is_averaged(buffer) else buffer.dtype
 
 
+def shown(model: nn.Module, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the model's buffers of which an average shows values of its own, which are given by name, and the values.
+
+    Not those of another shape, which mean something else, and not those in whose memory a parameter lies. Values of
+    these are kept, though: the memory may be shared for a while only, as until the model is moved.
+    """
+    named = modules.named_buffers(model) if values else {}
+    found = [(b, values[name]) for name, b in named.items() if name in values and values[name].shape == b.shape]
+    left_out = modules.in_weights(model, [b for b, _ in found])
+    return [(b, value) for b, value in found if id(b) not in left_out]
+
+
 def checkpointed(model: nn.Module, options: Options) -> dict[str, Tensor]:
     """Return the model's buffers of which a checkpoint has values, for every average."""
     if options.buffers == "ignore":
@@ -68,6 +80,17 @@ def fitted(own: Tensor, buffer: Tensor, asked: torch.dtype | None) -> Tensor | N
         return own.to(there, dtype)
 
 
+def overwritten(own: Mapping[str, Tensor], buffers: Mapping[str, Tensor], keep: Tensor | None) -> dict[str, Tensor]:
+    """Return those of an average's buffers that fit the model's, overwritten by those unless `keep` is 0."""
+    found = {}
+    for name, buffer in buffers.items():
+        before = own.get(name)
+        if before is not None and (after := fitted(before, buffer, buffer.dtype)) is not None:
+            arithmetic.overwrite_(local(after), local(buffer), keep)
+            found[name] = after
+    return found
+
+
 @cache
 def _wide(own: torch.dtype, buffer: torch.dtype, asked: torch.dtype | None) -> torch.dtype | None:
     """Return the dtype in which an average goes on if its buffer has that one now; None if it cannot go on."""
@@ -89,6 +112,8 @@ def fit(
     own = average.buffers
     kept = {name: fitted(own[name], b, asked) if name in own else None for name, b in now.items()}
     late = {name: now[name] for name, tensor in kept.items() if tensor is None}
+    for name, buffer in late.items():
+        modules.refuse_lazy(name, buffer)
     if late or len(kept) != len(own) or not average.followers.keys() <= kept.keys():
         new = followers(average, late, born() if late else 0, lr)
         average.followers = {name: c for name, c in average.followers.items() if kept.get(name) is not None} | new

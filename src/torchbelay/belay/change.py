@@ -12,9 +12,10 @@ from .agreement import agreement
 from .average import MAIN, Average, Entry, Wanted, key_of
 from .buffers import follower
 from .cohort import Cohort, inertias
-from .parts import Part, Parts
+from .part import Part
+from .parts import Parts
 from .rules import Rule
-from .validate import pulled_by, warn_of_feedback, warn_of_narrow, warn_of_rounding
+from .validate import pulled_by, refuse_pulled_twice, warn_of_feedback, warn_of_narrow, warn_of_rounding
 
 
 @torch.inference_mode(False)
@@ -35,6 +36,7 @@ def change(parts: Parts, name: str, rule: Rule) -> None:
         if not everything:
             raise ValueError(f"nothing to average for {name!r}: no floating-point parameter has a method")
         if name == MAIN:
+            refuse_pulled_twice(everything)
             company.refuse_second_pull(parts.member, pulled_by(everything))
         facts |= replicas.methods([{name: some} for some in wanted])
     options = parts.first.options
@@ -98,7 +100,7 @@ def _changed(average: Average, wanted: list[Wanted]) -> dict[str, Entry]:
             None if inertia is None else average.at_rest(old) if v is None else v
             for inertia, v in zip(inertias(method), (old.v1, old.v2), strict=True)
         )
-        entries[each.name] = Entry(each.name, old.w1, old.w2, v1, v2, old.low, fresh, each.group, old.born)
+        entries[each.name] = Entry(each.name, old.w1, old.w2, v1, v2, old.low, fresh, each.group, old.born, old.memory)
     return entries
 
 

@@ -1,7 +1,8 @@
 """Several Belays on the same parameters: at most one pulls a parameter, and one at a time has its average there.
 
 Any number may watch. A Belay is known here by its `Member`, which its steppers hold. The hooks of its optimizers keep
-them alive when the user has dropped the Belay, as by running a cell of a notebook twice.
+them alive when the user has dropped the Belay, as by running a cell of a notebook twice. If nobody can reach its
+averages any more, it is detached when the next Belay is made for the optimizer.
 
 A second Belay that pulls is refused if it would follow the same optimizer. If it follows another one, made for the same
 model later, it takes the place of the first, whose steps are refused from then on.
@@ -15,7 +16,10 @@ from weakref import WeakSet, ref
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchbelay.physics.warnings import warn
+
 from .average import Entry, WholeAverage
+from .blocks import follow_blocks
 from .swap import Swap
 
 
@@ -27,6 +31,13 @@ class Stepping(Protocol):
 
     def pulled(self) -> dict[int, str]:
         """Return the names of the parameters that the average pulls, by their ids; none after `detach()`."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether steps are followed: `detach()` has not been called."""
+
+    def is_of_use(self) -> bool:
+        """Whether it does more than to move averages which nobody holds."""
 
     def settle(self) -> None:
         """End a step in which the optimizer took the averages along and was stopped before its hook."""
@@ -49,6 +60,9 @@ class Held(Protocol):
         `part`: only these parts of the averages, by name, have been.
         """
 
+    def holds(self, average: WholeAverage) -> bool:
+        """Whether somebody holds a module or a mapping of this average, or a tensor that shares its memory."""
+
     def shares(self, parameters: set[int]) -> bool:
         """Whether a module follows an average of a model that has one of these parameters, given by their ids."""
 
@@ -58,8 +72,9 @@ class Member:
 
     lock = RLock()  # one for all, which may share a model: one thread at a time puts an average there, or exports
 
-    def __init__(self, live: Held) -> None:
+    def __init__(self, live: Held, owner: ref[Any]) -> None:
         self.live = live
+        self._owner = owner  # what the user, or something that the user has, holds for as long as averages are read
         self.swap: Swap | None = None  # its model holds an average at present
         self._moved: set[int] = set()  # the parameters, by id, whose weights the swap puts elsewhere
         self.holders: list[object] = []  # the blocks that need the average in the model
@@ -94,6 +109,13 @@ class Member:
         for stepper in self.steppers():
             stepper.detach()
 
+    def is_dropped(self) -> bool:
+        """Whether it follows an optimizer in vain: it does not pull, and nobody can read its averages any more."""
+        if self._owner() is not None:
+            return False
+        steppers = self.steppers()
+        return any(each.attached for each in steppers) and not any(each.is_of_use() for each in steppers)
+
     def settled_swap(self) -> Swap | None:
         """Return the swap of the block that the program is in; a block that could not be left is left now."""
         for stepper in self.steppers():
@@ -108,6 +130,8 @@ class Member:
         self.holders = [*self.holders, *holders]
         if swap is not None:
             self.swap, self._moved = swap, {id(p) for p in swap.parameters}
+        follow_blocks(self)
+        if swap is not None:
             swap.enter()
             self._tell()
 
@@ -128,14 +152,36 @@ class Member:
         is_held = others or (holder is not None and len(others) == len(self.holders))  # it may have left before
         if is_held and self.swap is not None and self.swap.is_inside:
             self.holders = others
+            follow_blocks(self)
             return
         if self.swap is not None:
             self.swap.undo()
             self.swap = None
         self.holders = others
+        follow_blocks(self)
         if self._moved:
             self._tell()
             self._moved = set()
+
+    def refuse_step(self) -> None:
+        """Refuse an optimizer's step while an average is in the model."""
+        if self.swap is None:
+            return
+        name = self.swap.average.name
+        if self.settled_swap() is not None:
+            raise RuntimeError(
+                f"an optimizer step inside averaged({name!r}) would train the average and lose the weights; leave the "
+                "block first"
+            )
+        raise RuntimeError(
+            f"averaged({name!r}) raised on leaving, and some weights were still the average's: the gradients are not "
+            "those of the weights, which are back now; compute the gradients again"
+        )
+
+    def refuse_step_of(self, parameters: Iterable[Tensor]) -> None:
+        """Refuse the step of an optimizer of these parameters if one of them holds the average."""
+        if not self._moved.isdisjoint(map(id, parameters)):
+            self.refuse_step()
 
     def _tell(self) -> None:
         """Let modules follow that share weights with the model: those are elsewhere now."""
@@ -144,12 +190,12 @@ class Member:
                 each.live.follow(moved=False)
 
 
-_members: WeakSet[Member] = WeakSet()
+_members: list[ref[Member]] = []  # no set: a thread could not look at it while another one makes a Belay
 
 
 def members() -> list[Member]:
     """Return all Belays."""
-    return list(_members)
+    return [member for each in _members.copy() if (member := each()) is not None]
 
 
 def has_several() -> bool:
@@ -158,20 +204,38 @@ def has_several() -> bool:
 
 
 def join(member: Member, *, replace: bool) -> None:
-    """Take a Belay in; it succeeds others that pull what it pulls, or they are detached if asked to."""
+    """Take a Belay in; it succeeds others that pull what it pulls, or they are detached if asked to.
+
+    The warning about dropped ones comes first: if it is an error, those that pull are as they were.
+    """
+    _detach_dropped(member)
     for other in _rivals(member, member.pulled()):
         if replace:
             other.detach()
         else:
             other.successors.add(member)
-    _members.add(member)
+    _members.append(ref(member, _members.remove))
+
+
+def _detach_dropped(member: Member) -> None:
+    """Detach Belays of the same optimizers that were dropped without it, and warn: each costs memory and time."""
+    own = member.optimizers()
+    dropped = [other for other in members() if not own.isdisjoint(other.optimizers()) and other.is_dropped()]
+    for other in dropped:
+        other.detach()
+    if dropped:
+        warn(
+            "an earlier Belay of this optimizer was dropped without detach(), as by a cell that ran again. Nobody can "
+            "read its average any more, and it is detached now; the new average begins at the weights as they are. To "
+            "go on with an average, keep its Belay; to begin again, call reset(), or detach() before you make another"
+        )
 
 
 def refuse_second_pull(member: Member, pulled: dict[int, str]) -> None:
     """Refuse if these parameters are pulled already at the same steps: two springs would pull twice as strongly."""
     for other in _rivals(member, pulled):
         at_the_same_steps = not member.optimizers().isdisjoint(other.optimizers())
-        if at_the_same_steps or (member in _members and not _is_succeeded(other, other.pulled())):
+        if at_the_same_steps or (member in members() and not _is_succeeded(other, other.pulled())):
             name = next(name for key, name in pulled.items() if key in other.pulled())
             raise ValueError(
                 f"another Belay pulls parameter {name!r} already, and two springs would pull it twice; detach() the "
@@ -191,7 +255,7 @@ def refuse_succeeded(member: Member, stepper: Stepping) -> None:
 def _rivals(member: Member, pulled: dict[int, str]) -> list[Member]:
     if not pulled:
         return []
-    return [other for other in _members if other is not member and pulled.keys() & other.pulled().keys()]
+    return [other for other in members() if other is not member and pulled.keys() & other.pulled().keys()]
 
 
 def _is_succeeded(member: Member, pulled: dict[int, str]) -> bool:
@@ -213,9 +277,9 @@ def refuse_among(member: Member, parameters: Iterable[Tensor], what: str) -> Non
 
 def own_tensors() -> dict[int, Tensor]:
     """Return models' own weights and buffers where averages are in their place now, by the ids of those."""
-    swaps = [member.swap for member in _members if member.swap is not None]
     found: dict[int, Tensor] = {}
-    for swap in sorted(swaps, key=lambda swap: -swap.number):  # the first has the model's own buffers, others its own
+    # The first has the model's own buffers, and others have its own.
+    for swap in sorted(_swaps(), key=lambda swap: -swap.number):
         found |= swap.own_tensors()
     return found
 
@@ -223,14 +287,18 @@ def own_tensors() -> dict[int, Tensor]:
 def own_weights(*, but: Member) -> dict[int, Tensor]:
     """Return models' own weights where averages of Belays other than this one are in their place now."""
     found: dict[int, Tensor] = {}
-    for member in _members:
-        if member is not but and member.swap is not None:
-            found |= member.swap.own_weights()
+    for swap in _swaps(but=but):
+        found |= swap.own_weights()
     return found
 
 
 def _held_by_others(member: Member) -> Iterator[tuple[Swap, Entry]]:
-    for other in _members:
-        if other is not member and other.swap is not None:
-            for entry in other.swap.average.entries.values():
-                yield other.swap, entry
+    for swap in _swaps(but=member):
+        for entry in swap.average.entries.values():
+            yield swap, entry
+
+
+def _swaps(*, but: Member | None = None) -> list[Swap]:
+    """Return the swaps of all Belays, or of all others, that have an average in a model now."""
+    found = [member.swap for member in members() if member is not but]  # once: another thread may leave its block
+    return [swap for swap in found if swap is not None]

@@ -14,10 +14,10 @@ from torchbelay.physics.readouts import Readout
 
 from . import company, modules
 from .average import Entry, WholeAverage, average_dtype
+from .buffers import shown
 from .files import replacing
 from .readout import Reading
 from .shard import is_sharded, local, with_local
-from .swapped_buffers import fitting
 
 
 def with_average(
@@ -59,9 +59,8 @@ def replacement(
         return own | _values(average, member, own, reading, rounded=rounded)
     replaced = company.own_tensors()  # wherever they are while this or another Belay has an average in the model
     replaced |= _values(average, member, replaced, reading, rounded=rounded)
-    buffers = modules.named_buffers(model)
-    for key, value in fitting(average.buffers, buffers).items():
-        replaced[id(buffers[key])] = value.to(buffers[key].dtype) if rounded else value
+    for buffer, value in shown(model, average.buffers):
+        replaced[id(buffer)] = value.to(buffer.dtype) if rounded else value
     return replaced
 
 

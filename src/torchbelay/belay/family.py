@@ -23,6 +23,9 @@ class Relative(Protocol):
     def held(self) -> dict[int, int]:
         """Return the parameters that the optimizer holds now, by their ids, with their groups."""
 
+    def followed_by_main(self) -> list[Wanted]:
+        """Return what the average that may pull follows, or is to follow when it begins."""
+
 
 Relatives = Callable[[], Iterable[Relative]]  # the averages of all other optimizers
 
@@ -38,6 +41,15 @@ def refuse_held_twice(model: nn.Module, one: Relative, held: Mapping[int, int], 
         for key in other.held():
             if key in held:
                 refuse_shared(model, key, one.optimizer, other.optimizer)
+
+
+def followed(others: Iterable[Relative]) -> list[Wanted]:
+    """Return what the main averages of other optimizers follow, of the parameters that these hold now."""
+    found: list[Wanted] = []
+    for other in others:
+        held = other.held()
+        found += [each for each in other.followed_by_main() if id(each.parameter) in held]
+    return found
 
 
 def refuse_shared(model: nn.Module, key: int, *optimizers: Optimizer | None) -> NoReturn:

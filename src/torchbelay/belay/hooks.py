@@ -133,6 +133,17 @@ def in_a_step() -> bool:
     return _step_frame() is not None
 
 
+def runs(one: object, method: str) -> bool:
+    """Whether a method of an object runs now, in any thread."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code.co_name == method and at.f_locals.get("self") is one:
+                return True
+            at = at.f_back
+    return False
+
+
 def _step_frame() -> FrameType | None:
     """Return the innermost frame of torch's wrapper around `step`, which calls the hooks."""
     torch_file = Optimizer.profile_hook_step.__code__.co_filename

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torchbelay.ops import arithmetic
 
 from . import modules
-from .replica import Twin
+from .aliases import Alias
+from .replica import Twin, pairs
 from .shard import local
 
 Slot = tuple[dict[str, Any], str]  # a module's buffers, and the key of one of them
@@ -60,30 +61,51 @@ class BufferBond:
         self._known = Known(buffer), Known(now)
 
 
+class BufferValues(NamedTuple):
+    """What the buffers of a module are to hold; those that are in none of these hold what the model's hold."""
+
+    averages: Mapping[int, Tensor]  # all by the ids of the model's buffers
+    own: Mapping[int, Tensor]  # the model's, if others are in their place now
+    aliases: Mapping[int, Alias]  # of those that lie in the memory of averages
+
+    def of(self, buffer: Tensor) -> tuple[Tensor, bool]:
+        """Return the value of one of the model's buffers, and whether it is an average."""
+        if (alias := self.aliases.get(id(buffer))) is not None:
+            return alias.value, True
+        if (value := self.averages.get(id(buffer))) is not None:
+            return value, True
+        return self.own.get(id(buffer), buffer), False
+
+
 def renew_buffers(
     model: nn.Module,
     twins: list[tuple[Twin, nn.Module]],
-    values: Mapping[str, Tensor],
-    own: Mapping[int, Tensor],
+    values: BufferValues,
     home: torch.device | None,
+    *,
+    everything: bool = True,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Write `values`, the average's buffers by name, and for all others the model's own, to the module's buffers.
+    """Write values to the module's buffers, or, unless `everything`, to those alone that are aliases of weights.
 
-    Returns what was written to, with the values.
+    Returns what was written to, with the values. A buffer of the model that is a parameter too is that parameter of the
+    module, which holds its value already.
 
-    `own` has the model's buffers, by id, if others are in their place now. A buffer that is not persistent and was
-    replaced, in the model or in the module, belongs to its module: that may remember beside it what it is good for.
+    A buffer that is not persistent and was replaced, in the model or in the module, belongs to its module: that may
+    remember beside it what it is good for.
     """
-    names = {id(buffer): name for name, buffer in modules.named_buffers(model).items()}
+    parameters: dict[int, Tensor | None] = {id(p): None for p in modules.parameters(model)}
+    parameters |= {id(p): q for _, _, p, q in pairs(twins)}
     renewed: dict[int, Tensor] = {}
     owners: dict[int, int] = {}
     writes: list[tuple[Slot, Tensor]] = []
     written: list[tuple[Slot, Tensor]] = []
     for twin, slots, key, buffer in _buffers(twins):
-        value = values.get(names[id(buffer)])
-        is_averaged = value is not None and value.shape == buffer.shape
-        if value is None or not is_averaged:
-            value = own.get(id(buffer), buffer)
+        if id(buffer) in parameters:
+            slots[key] = slots[key] if (own := parameters[id(buffer)]) is None else own
+            continue
+        if not everything and id(buffer) not in values.aliases:
+            continue
+        value, is_averaged = values.of(buffer)
         bond: BufferBond = twin.buffers.setdefault(key, BufferBond())
         is_transient = key in twin.model._non_persistent_buffers_set and not is_averaged
         if is_transient and bond.is_apart(buffer, slots[key]):

@@ -18,8 +18,10 @@ from torch.nn.parameter import is_lazy
 from torchbelay.ops import arithmetic
 
 from . import company, modules
+from .aliases import Alias, aliased
 from .average import Entry, WholeAverage
-from .live_buffers import renew_buffers
+from .buffers import shown
+from .live_buffers import BufferValues, renew_buffers
 from .live_snapshot import Snapshot
 from .models import Loose
 from .options import Options
@@ -61,6 +63,12 @@ class Origin:
     def __post_init__(self) -> None:
         if isinstance(self.model, Loose):
             raise ValueError("module() needs a model, and Belay was given tensors without one; use tensors()")
+        for name, p in modules.named_parameters(self.model).items():
+            if _lies_in_others(local(p)):
+                raise ValueError(
+                    f"module() shares memory, and parameter {name!r} has none: {type(p).__name__} keeps its elements "
+                    "in other tensors, as quantized weights do; use averaged(), or average_state_dict()"
+                )
 
 
 class LiveModule:
@@ -118,15 +126,23 @@ class LiveModule:
             self._reshard()
         twins = self._renewed_twins()
         entries = {id(e.w1): e for e in self.average.entries.values()}
+        buffers = {id(buffer): value for buffer, value in shown(self._model, self.average.buffers)}
+        replaced = dict(own) | buffers | {key: e.w2 for key, e in entries.items()}
+        aliases = {} if self._is_sharded else aliased(modules.tensors(self._model), replaced)
         binding = _Binding(self._origin.options.home)
         for twin, key, p, q in pairs(twins):
             if not is_lazy(p) and not is_lazy(q):
-                binding.bind(twin.bonds.setdefault(key, Bond()), p, q, entries.get(id(p)), own.get(id(p), p))
+                bond, entry = twin.bonds.setdefault(key, Bond()), entries.get(id(p))
+                binding.bind(bond, p, q, entry, own.get(id(p), p), aliases.get(id(p)))
         writes = binding.carry_out(self._origin.regroup)
-        if self._renews_buffers or first:
-            written = renew_buffers(self._model, twins, self.average.buffers, own, binding.home)
+        if self._renews_buffers or first or aliases:
+            everything = self._renews_buffers or first
+            values = BufferValues(buffers, own, aliases)
+            written = renew_buffers(self._model, twins, values, binding.home, everything=everything)
             writes += written if self._renews_buffers else []
-        is_simple = not own and not self._is_sharded and all(map(_has_address, self._model.parameters()))
+        is_simple = (
+            not own and not aliases and not self._is_sharded and all(map(_has_address, self._model.parameters()))
+        )
         self._known = Snapshot(twins, self.average, writes, binding.watched) if is_simple else None
         return binding.parameters
 
@@ -165,11 +181,17 @@ class _Binding:
         self.watched: list[Tensor] = []  # what is copied only if it has changed
         self._adopted: list[tuple[Entry, Tensor]] = []
 
-    def bind(self, bond: Bond, p: Tensor, q: Tensor, entry: Entry | None, own: Tensor) -> None:
-        """Let q, a parameter of the module, be the average of p; if p is not averaged, p's own value, `own`."""
-        source = own.detach() if entry is None else entry.w2
+    def bind(
+        self, bond: Bond, p: Tensor, q: Tensor, entry: Entry | None, own: Tensor, alias: Alias | None = None
+    ) -> None:
+        """Let q, a parameter of the module, be the average of p; if p is not averaged, p's own value, `own`.
+
+        `alias`: p is not averaged but lies in the memory of what is, so that q is this instead, and moves at each step.
+        """
+        value = own if alias is None else alias.value
+        source = value.detach() if entry is None else entry.w2
         if is_sharded(q):
-            self._bind_sharded(bond, q, entry, source, own)
+            self._bind_sharded(bond, q, entry, source, value)
             return
         self.parameters.append(q)
         if source.layout != torch.strided:  # has no memory of its own to look at
@@ -182,7 +204,8 @@ class _Binding:
             bond.free = made or (q.dtype, q.device, q.stride()) == (p.dtype, there, p.stride())
             bond.private = not (_shares_memory(q, p) or _shares_memory(q, source))
         dtype, device = (p.dtype, there) if bond.free else (q.dtype, q.device)
-        if (dtype, device) == (source.dtype, source.device) and (bond.free or _is_alike(q, source)) and _is_plain(q):
+        stays = (alias is None or alias.is_view) and (dtype, device) == (source.dtype, source.device)
+        if stays and (bond.free or _is_alike(q, source)) and _is_plain(q):
             if not _is_alias(q, source):
                 q.data = source
             bond.private = False
@@ -190,7 +213,7 @@ class _Binding:
             if not bond.private or (q.dtype, q.device, q.shape) != (dtype, device, source.shape):
                 q.data = torch.empty_like(source, dtype=dtype, device=device)
                 bond.private, bond.seen = True, None
-            self._copy(bond, q, entry, source, own)
+            self._copy(bond, q, source, value, moves=alias is not None or entry is not None)
         bond.place = _place(q)
 
     def _bind_sharded(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor, own: Tensor) -> None:
@@ -205,11 +228,11 @@ class _Binding:
         if entry is not None and _is_alike(local(q), local(source)):
             self._adopted.append((entry, q))
         else:
-            self._copy(bond, local(q), entry, local(source), own)
+            self._copy(bond, local(q), local(source), own, moves=entry is not None)
 
-    def _copy(self, bond: Bond, q: Tensor, entry: Entry | None, source: Tensor, own: Tensor) -> None:
-        """Copy an average at every step, and what is not averaged if it has changed."""
-        if entry is not None or source.is_inference():  # of which torch does not count the writes
+    def _copy(self, bond: Bond, q: Tensor, source: Tensor, own: Tensor, *, moves: bool) -> None:
+        """Copy what moves at every step, and what does not if it has changed."""
+        if moves or source.is_inference():  # of which torch does not count the writes
             self._steady.append((q, source))
             return
         self.watched.append(source)
@@ -231,6 +254,17 @@ class _Binding:
 
 def _has_address(p: Tensor) -> bool:
     return not is_lazy(p) and p.layout == torch.strided
+
+
+def _lies_in_others(p: Tensor) -> bool:
+    """Whether a tensor has no memory that could be looked at, and keeps its elements in other tensors."""
+    if not _has_address(p):
+        return False
+    try:
+        p.untyped_storage().data_ptr()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _is_plain(q: Tensor) -> bool:

@@ -6,15 +6,17 @@ Several models that are averaged as one (`Several`) have no prefixes: each model
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from .aliases import aliased
 from .models import Several, each_of, refuse_clash
+from .overlap import has_memory, in_memory_of, place
 from .shard import is_sharded, loaded, reshard
 
 # Where each wrapper is defined, and the attribute that holds the wrapped module. The classes are looked up among loaded
@@ -158,6 +160,35 @@ def persistent_buffers(root: nn.Module) -> dict[str, Tensor]:
     return {name: slot.holder[slot.key] for name, slot in slots.items() if slot.persistent}  # type: ignore[misc]
 
 
+def parameters(root: nn.Module) -> Iterator[Tensor]:
+    """Yield what is in the parameters' slots of all modules; shared ones several times."""
+    return (t for _, _, module in walk(root) for t in module._parameters.values() if t is not None)
+
+
+def tensors(root: nn.Module) -> Iterator[Tensor]:
+    """Yield what is in the slots of all modules; shared tensors several times."""
+    for _, _, module in walk(root):
+        yield from (t for slots in (module._parameters, module._buffers) for t in slots.values() if t is not None)
+
+
+def in_weights(root: nn.Module, given: Iterable[Tensor]) -> set[int]:
+    """Return the ids of those tensors that are parameters of the model, or have an element in common with one.
+
+    The parameter decides what such memory holds: what lies there is no buffer in its own right.
+    """
+    found = list(given)
+    return in_memory_of(parameters(root), found) if found else set()
+
+
+def refuse_lazy(name: str, tensor: Any) -> None:
+    """Refuse a tensor that cannot be copied because it has no shape yet."""
+    if is_lazy(tensor):
+        raise ValueError(
+            f"{name!r} has no shape yet (a lazy module) and cannot be copied: call the model once on a batch before "
+            "that, or make the layer with its sizes"
+        )
+
+
 def copied(tensor: Tensor) -> Tensor:
     """Return a copy of its own."""
     return tensor.detach().clone()
@@ -177,6 +208,8 @@ def state_dict_with(
     with slots_hold(root, replaced):
         states = [_clean_state_dict(model) for model in each_of(root)]
     replaced.clear()
+    for name, value in (item for found in states for item in found.items()):
+        refuse_lazy(name, value)
     out: OrderedDict[str, Any] = OrderedDict()
     # the versions by which modules migrate old layouts, under the name of each module
     out._metadata = {}  # type: ignore[attr-defined]
@@ -214,14 +247,17 @@ def _clean_state_dict(model: nn.Module) -> OrderedDict[str, Any]:
 
 def _identity(tensor: Tensor) -> tuple[Any, ...] | None:
     """Return where a tensor lies and how it is laid out; None if its address does not identify it."""
-    if is_sharded(tensor) or tensor.layout != torch.strided or not tensor.numel():
-        return None
-    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return place(tensor) if has_memory(tensor) and not is_sharded(tensor) else None
 
 
 @contextmanager
 def slots_hold(root: nn.Module, replaced: dict[int, Tensor]) -> Iterator[None]:
-    """Let the modules' parameter and buffer slots point to other tensors for a moment."""
+    """Let the modules' parameter and buffer slots point to other tensors for a moment.
+
+    Slots whose tensors lie in the memory of those follow; `replaced` gets what they point to.
+    """
+    aliases = aliased(tensors(root), replaced)
+    replaced.update((key, alias.value) for key, alias in aliases.items())
     undo: list[tuple[dict[str, Any], str, Any]] = []
     # Twice, for an exception may come at any line, also of putting the tensors back.
     try:

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from torchbelay.physics.warnings import warn
 
@@ -43,7 +44,8 @@ from .packing import (
     unpacked,
     without,
 )
-from .parts import Part, Parts
+from .part import Part
+from .parts import Parts
 
 _NAME = "_torchbelay_state"  # the attribute of an optimizer that holds what it carries
 _MODEL = ""  # in the place of an average's name: the model itself
@@ -88,6 +90,7 @@ def _attach(parts: Parts, part: Part, optimizer: Optimizer) -> None:
     carried = OptimizerState(parts, part, optimizer)
     setattr(optimizer, _NAME, carried)
     part.stepper.at_detach.append(carried.remove)
+    carried.register()
     if not is_carried(optimizer.state_dict()):
         raise ValueError(
             f"{type(optimizer).__name__} has a state_dict() of its own, in which the averages are missing; leave "
@@ -120,11 +123,13 @@ class OptimizerState:
     def __init__(self, parts: Parts, part: Part, optimizer: Optimizer) -> None:
         self.parts, self._part, self._optimizer = parts, part, optimizer
         self._loading: tuple[State, Named] | None = None  # what is known to fit, while torch loads the rest
-        self._handles = [
-            optimizer.register_state_dict_post_hook(self._add),
-            optimizer.register_load_state_dict_pre_hook(self._take),
-            optimizer.register_load_state_dict_post_hook(self._load),
-        ]
+        self._handles: list[RemovableHandle] = []
+
+    def register(self) -> None:
+        """Follow what is saved and loaded, until `remove()`, which may come after an exception at any line here."""
+        self._handles.append(self._optimizer.register_state_dict_post_hook(self._add))
+        self._handles.append(self._optimizer.register_load_state_dict_pre_hook(self._take))
+        self._handles.append(self._optimizer.register_load_state_dict_post_hook(self._load))
 
     def remove(self) -> None:
         """Let the optimizer be as it was."""

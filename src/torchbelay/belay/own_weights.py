@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from . import company, modules
 from .average import MAIN
 from .checks import fits, same_names
-from .parts import Part
+from .part import Part
 from .shard import local, part_for
 
 State = dict[str, Any]

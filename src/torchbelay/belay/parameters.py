@@ -5,6 +5,7 @@ from collections.abc import Collection
 from copy import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -89,6 +90,7 @@ class Parameters:
                     method = average.rule(name, p)
                     if method is None:
                         continue
+                    _refuse_sparse(name, p)
                     _refuse_narrow(name, p)
                     check_weights(name, p, average.bits)
                     key = (key_of(method), average.name)
@@ -111,12 +113,23 @@ class Parameters:
                 return why_lost(entry.name)
         if not modules.named_parameters(self._model):
             return f"the model, {type(self._model).__name__}, has no parameters; pass the one that the optimizer trains"
-        several = isinstance(self._model, Several)
+        where = "in none of the models" if isinstance(self._model, Several) else "not in the model"
         return (
-            f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is "
-            + ("in none of the models; pass all models" if several else "not in the model; pass the ")
-            + ("" if several else type(self._model).__name__)
-            + " whose parameters the optimizer holds"
+            f"parameter {index} of the optimizer's group {group}, of shape {tuple(p.shape)}, is {where}; {self._cure()}"
+        )
+
+    def _cure(self) -> str:
+        """Return what to pass so that the model has all parameters that the optimizer holds."""
+        known, kind = modules.names_by_id(self._model), type(self._model).__name__
+        if isinstance(self._model, Several):
+            all_models = "pass all models whose parameters the optimizer holds"
+        elif any(id(p) in known for group in self._held for p in group):
+            all_models = f"pass a list of this {kind} and all other modules whose parameters the optimizer holds"
+        else:
+            return f"pass the {kind} whose parameters the optimizer holds"
+        return (
+            f"{all_models}, with nn.ParameterList([tensor]) for a tensor that is in no module, or use "
+            "Belay.from_parameters(...), which averages the tensors that it is given"
         )
 
     def _name(self, names: Names, p: Tensor) -> str:
@@ -145,6 +158,15 @@ def why_lost(name: str) -> str:
         "parametrized, pruned, deleted, moved to another device, or replaced by load_state_dict(assign=True): take it "
         "out of the optimizer, or make the optimizer and Belay anew"
     )
+
+
+def _refuse_sparse(name: str, p: Tensor) -> None:
+    """Refuse weights that are not one block of memory: torch has no operation with which their average would move."""
+    if p.layout != torch.strided:
+        raise ValueError(
+            f"parameter {name!r} is sparse ({p.layout}), which cannot be averaged; make it dense, by p.to_dense(), "
+            "take it out of the optimizer if it is frozen, or let the method be a function that returns None for it"
+        )
 
 
 def _refuse_narrow(name: str, p: Tensor) -> None:

@@ -19,95 +19,30 @@ from torchbelay.physics.warnings import warn
 
 from . import company, family, joint, modules, replicas, shard
 from .agreement import agreement
-from .average import MAIN, Average, Wanted, WholeAverage
+from .average import MAIN, Wanted, WholeAverage
 from .averages import Averages, Checked
 from .checkpoint import warn_of_untold
-from .clock import Clock
+from .departures import Departures
 from .initial import Initial
 from .joint_average import JointAverage
 from .live import Live, LiveTensors
 from .live_module import Origin
 from .options import Options
-from .parameters import Names
+from .part import Part
 from .readout import Reading
 from .rules import Rule
 from .signals import signals_held
 from .slices import Slices
-from .stepper import Stepper
-from .team import all_or_none, forget_beginning, loaded_facts
-from .unseen import Unseen
-from .validate import check_kernels, pulled_by, warn_of_feedback, warn_of_narrow, warn_of_rounding, why_nothing
-
-
-class Part:
-    """What follows one optimizer, or steps that are taken by hand."""
-
-    unseen: Unseen  # from when it begins
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        rules: Mapping[str, Rule],
-        options: Options,
-        member: company.Member,
-        initial: Initial,
-        slices: Slices | None,
-    ) -> None:
-        self.optimizer, self.options, self.clock = optimizer, options, Clock()
-        averages = {
-            name: Average(name, rule, pulls=name == MAIN, initial=initial, slices=slices, **options.kept)
-            for name, rule in rules.items()
-        }
-        self.averages = Averages(model, optimizer, averages, options, self.clock)
-        self.stepper = Stepper(model, optimizer, self.averages, options, self.clock, member)
-
-    def begin(self, names: Names) -> None:
-        """Begin the averages, unless they begin later."""
-        if self.options.start == 0:
-            self.averages.begin(names)
-        self.unseen = Unseen(self.averages.parameters)
-        self.stepper.before_the_first = partial(self.unseen.look_before_the_first, self.averages)
-
-    def remember_weights(self) -> None:
-        """Take the weights as they are now for those that belong to the averages."""
-        self.stepper.takeover.forget()
-        if not self.stepper.steps_seen:
-            self.unseen.remember(self.averages.parameters)
-
-    def warn_of_unseen(self) -> None:
-        """Warn if the weights have changed and no step was seen, or if another optimizer steps them now."""
-        stepper = self.stepper
-        if stepper.attached and not stepper.is_inside and not company.own_tensors():  # inside, they may have moved
-            if not stepper.steps_seen:
-                self.unseen.look(self.averages.parameters, self.optimizer)
-            else:
-                stepper.takeover.look()
-
-    def effective_lrs(self) -> dict[int, float]:
-        """Return what is left of each group's learning rate in the long run, for the group's first parameter."""
-        groups = self.averages.held()
-        entries = [e for e in self.averages.each[MAIN].entries.values() if id(e.w1) in groups]
-        firsts = {groups[id(e.w1)]: e for e in reversed(entries)}
-        rates = {group: self.averages.parameters.lr(group) for group in sorted(firsts)}
-        at = self.clock.count, self.options.every, self.options.number_of_workers
-        return {g: lr * firsts[g].effective_lr_scale(lr, *at) for g, lr in rates.items() if lr is not None}
-
-    def trained(self, saved: Mapping[str, Mapping[str, Any]]) -> joint.Trained:
-        """Return what a state says of the optimizer, whose averages it has as `saved`."""
-        names = dict.fromkeys(name for average in saved.values() for name in average["weights"])
-        return joint.Trained(self.clock.count, self.averages.began, list(names))
-
-    def load(self, checked: Checked) -> None:
-        """Go on from a state that fits."""
-        forget_beginning(self.averages.team)
-        self.averages.load(checked)
-        self.stepper.forget_the_step()
-        self.unseen.forget()
-
-    def wanted_names(self, names: Names | None) -> dict[str, None]:
-        """Return the names of the parameters that averages are to follow, out of those of all parameters."""
-        return {each.name: None for wanted in self.averages.wanted(names).values() for each in wanted}
+from .team import all_or_none, loaded_facts
+from .validate import (
+    check_kernels,
+    pulled_by,
+    refuse_pulled_twice,
+    warn_of_feedback,
+    warn_of_narrow,
+    warn_of_rounding,
+    why_nothing,
+)
 
 
 class Parts:
@@ -124,7 +59,7 @@ class Parts:
         self.slices, self.team = slices, options.team
         self.group = slices.group if slices is not None else None if self.team is None else self.team.group
         self.model, self._options, self.live = model, options, Live()
-        self.member, self._initial = company.Member(self.live), Initial(kept=options.keep_initial)
+        self.member, self._initial = company.Member(self.live, ref(self)), Initial(kept=options.keep_initial)
         self.saved_with_optimizer = self.weights_ride = False  # an optimizer's state has averages; has own weights too
         others = replace(options, buffers="ignore")
         self.each = [
@@ -155,6 +90,7 @@ class Parts:
                 raise ValueError(why_nothing(name, held, self.first.optimizer, self.model))
         company.refuse_among(self.member, self.model.parameters(), "Belay(...)")
         main = [wanted for each in found for wanted in each[MAIN]]
+        refuse_pulled_twice(main)
         if not replace:
             company.refuse_second_pull(self.member, pulled_by(main))
         modules.refuse_clashes(self.model)
@@ -185,7 +121,9 @@ class Parts:
         names = modules.names_by_id(self.model)
         for part in self.each:
             part.begin(names)  # this may refuse; nothing is attached then
+        departures = Departures(self.model, [part.averages for part in self.each])
         for part in self.each:
+            part.stepper.look_at_names = departures.look
             part.stepper.attach()
         company.join(self.member, replace=replace)
 
@@ -238,11 +176,11 @@ class Parts:
         for part in self.each:
             part.stepper.backend.wait()
 
-    def follow_model(self) -> None:
+    def follow_model(self, *, restarts: bool = False) -> None:
         """Follow what changed in the model between two steps: names of parameters, and averaged buffers."""
         names = modules.names_by_id(self.model)
         for part in self.each:
-            part.averages.refresh_names(names)
+            part.averages.refresh_names(names, restarts=restarts)
             part.averages.fit_buffers()
 
     def warn_before_use(self) -> None:
@@ -252,11 +190,17 @@ class Parts:
             part.warn_of_unseen()
 
     def warn_of_torn(self) -> None:
-        """Warn about a step that was stopped while averages moved."""
-        if any(part.stepper.torn for part in self.each):
+        """Warn about a step that was stopped while averages moved, or that another thread is just taking."""
+        torn = [part.stepper for part in self.each if part.stepper.torn]
+        if any(stepper.is_stopped() for stepper in torn):
             warn(
                 "the last step was stopped while weights and averages moved: some of these averages have moved and "
                 "some have not; load a checkpoint by load_state_dict(), or begin again by reset()"
+            )
+        elif torn:
+            warn(
+                "another thread is taking a step, and some of these averages have moved and some have not yet: use "
+                "them in the thread that trains, between two steps"
             )
 
     def remember_weights(self) -> None:
@@ -308,8 +252,9 @@ class Parts:
 
     def restart(self) -> None:
         """Begin every average again at the weights as they are; refuses before any of them has changed."""
-        self.follow_model()
+        self.follow_model(restarts=True)
         with all_or_none(self.team):
+            refuse_pulled_twice(each for part in self.each for each in part.averages.followed_by_main())
             for part in self.each:
                 part.averages.check_restart()
         for part in self.each:

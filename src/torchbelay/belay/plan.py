@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,14 @@ class Work:
         """Restore what methods remembered before this step: it has not taken place."""
         for method, memory in self.memories:
             method.remember(memory)
+
+
+@runtime_checkable
+class FusingOptimizer(Protocol):
+    """An optimizer that may take the averages along in its own pass over memory."""
+
+    def take_over(self, work: Work) -> bool:
+        """Whether the optimizer will, in its coming step, either carry this work out or call its `prepare()`."""
 
 
 class Plan:

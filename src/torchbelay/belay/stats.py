@@ -10,7 +10,8 @@ from torchbelay.physics.method import Method
 from . import company, planes, shard
 from .average import MAIN, Entry
 from .cohort import decay, regime
-from .parts import Part, Parts
+from .part import Part
+from .parts import Parts
 from .swap import Swap
 
 T = TypeVar("T")

@@ -1,7 +1,6 @@
 """What happens around an optimizer's step: every average moves exactly when the weights do."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,25 +12,17 @@ from . import company, replicas
 from .agreement import agreement
 from .averages import Averages
 from .clock import Clock
+from .departures import EVERY
 from .finite import Guard, exchanged
-from .hooks import StepHooks
+from .hooks import StepHooks, runs
 from .options import Options
 from .phantom import is_phantom
-from .plan import Plan, Update, Work
+from .plan import FusingOptimizer, Plan, Update, Work
 from .signals import signals_held
 from .states import Idle, Skipped, State, UnderWay
-from .swap import Swap
 from .takeover import Takeover
 from .team import warn_if_apart
 from .validate import pulled_by
-
-
-@runtime_checkable
-class FusingOptimizer(Protocol):
-    """An optimizer that may take the averages along in its own pass over memory."""
-
-    def take_over(self, work: Work) -> bool:
-        """Whether the optimizer will, in its coming step, either carry this work out or call its `prepare()`."""
 
 
 class Stepper:
@@ -60,9 +51,10 @@ class Stepper:
         self._fusing = fusing if isinstance(fusing, FusingOptimizer) else None
         self._state: State = Idle()
         self._plan: Plan | None = None
-        self._attached, self.steps_seen = False, 0
+        self._attached, self._captured, self.steps_seen = False, False, 0  # captured: a graph may move the averages
         self.carried = False  # whether the optimizer took the averages along in the last step
         self.before_the_first: Callable[[], None] | None = None  # called before the first step, unless update() is it
+        self.look_at_names: Callable[[Averages], None] | None = None  # called before some of the steps
         self.observers: tuple[Callable[[Work], None], ...] = ()  # called when everything has moved
         self.takeover = Takeover(optimizer, averages)
         self._hooks: StepHooks | None = None
@@ -91,7 +83,7 @@ class Stepper:
     def before(self, update: Update | None = None) -> None:
         """Decide what the coming step does, and prepare for it; neither weights nor averages are touched."""
         if self._member.swap is not None:
-            self._refuse(self._member.swap)
+            self._member.refuse_step()
         if company.has_several():
             company.refuse_among(self._member, self._averages.parameters.all, "an optimizer step")
             company.refuse_succeeded(self._member, self)
@@ -106,6 +98,8 @@ class Stepper:
         if not self.steps_seen and update is None and self.before_the_first is not None:
             look, self.before_the_first = self.before_the_first, None
             look()
+        if self.look_at_names is not None and not self.steps_seen % EVERY:
+            self.look_at_names(self._averages)
         self._start(self._fusing, update)
 
     def _clear_away(self) -> None:
@@ -129,18 +123,6 @@ class Stepper:
             self._state.work.closed = True
             self._state = Idle()
 
-    def _refuse(self, swap: Swap) -> None:
-        name = swap.average.name
-        if self._member.settled_swap() is not None:
-            raise RuntimeError(
-                f"an optimizer step inside averaged({name!r}) would train the average and lose the weights; leave the "
-                "block first"
-            )
-        raise RuntimeError(
-            f"averaged({name!r}) raised on leaving, and some weights were still the average's: the gradients are not "
-            "those of the weights, which are back now; compute the gradients again"
-        )
-
     def _start(self, fusing: FusingOptimizer | None, update: Update | None) -> None:
         """Make the work of a step, and prepare for it, or hand the work over to an optimizer that takes it."""
         plan = self._current_plan()
@@ -153,6 +135,7 @@ class Stepper:
         numbered, capturing = plan.needs_step_number(), plan.is_capturing()
         if capturing:
             plan.check_capture(numbered)
+            self._captured = True
         keep = None
         found_inf = getattr(self.optimizer, "found_inf", None)  # GradScaler's, for optimizers that skip by themselves
         if found_inf is not None:
@@ -330,10 +313,22 @@ class Stepper:
         """Return the names of the parameters that the average pulls, by their ids; none after `detach()`."""
         return self._averages.pulled() if self._attached else {}
 
+    def is_of_use(self) -> bool:
+        """Whether it does more than to move averages which nobody holds."""
+        live = self._member.live
+        held = any(live.holds(average) for average in self._averages) or bool(live.modules)
+        bound = self.exchanges or self._slices is not None or self._captured
+        return bool(held or bound or self.observers or self.pulled())
+
     @property
     def torn(self) -> bool:
-        """Whether the last step was stopped in the middle."""
+        """Whether the last step was stopped in the middle, or another thread is in the middle of one."""
         return self._state.torn
+
+    def is_stopped(self) -> bool:
+        """Whether the last step was stopped in the middle, and no thread goes on with it."""
+        state = self._state
+        return state.torn and not runs(self, "after") and self._state is state
 
     @property
     def memories(self) -> dict[int, tuple[float, ...]]:

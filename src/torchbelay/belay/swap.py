@@ -1,6 +1,6 @@
 """Putting an average into the model for a while, and the weights back, or into the model for good."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torchbelay.ops.trade import Trade
 from torchbelay.physics.readouts import Readout
 
 from .average import Entry, WholeAverage
+from .overlap import has_memory, place, sharing_memory
 from .readout import Reading
 from .shard import is_sharded, loaded, local, reshard, with_local
 from .signals import signals_held
@@ -60,7 +61,9 @@ class Swap:
         _refuse_unwritable(average)
         # All that needs memory comes first: when it runs out, nothing has moved yet.
         self._homes = {id(e.w1): local(e.w1).detach() for e in average.entries.values()}  # where the weights were
-        shared = _sharing_memory(self._homes)
+        # if these traded contents one by one, they would mix them
+        homes = {key: home for key, home in self._homes.items() if has_memory(home)}
+        shared = {key for cluster in sharing_memory(homes) for key in cluster}
         self._traded: list[Entry] = []
         self._aside: dict[int, Tensor] = {}
         for e in average.entries.values():
@@ -153,7 +156,7 @@ class Swap:
         for e in self.average.entries.values():
             home, now = self._homes[id(e.w1)], local(e.w1)
             own = aside.get(id(e.w1), home)
-            if own is not home or not _is_same_memory(home, now):
+            if own is not home or place(home) != place(now):
                 _place(e.w1, own)
             changes |= {(home.device, now.device), (home.dtype, now.dtype)}
         if self._buffers is not None:
@@ -233,23 +236,24 @@ def _refuse_unwritable(average: WholeAverage) -> None:
     """Refuse weights that no average can be written to, before anything has moved."""
     for e in average.entries.values():
         home = local(e.w1)
-        expanded = any(n > 1 and stride == 0 for n, stride in zip(home.shape, home.stride(), strict=True))
-        if expanded or home.is_inference():
-            why, cure = (
-                (
-                    "is expanded: elements share a place in memory",
-                    "give it memory of its own, by p.data = p.data.clone()",
-                )
-                if expanded
-                else (
-                    "was made under torch.inference_mode",
-                    "copy.deepcopy the model outside of that, and train the copy",
-                )
-            )
+        why, cure = _why_unwritable(home)
+        if why:
             raise RuntimeError(
                 f"the parameter {e.name!r} {why}, and its average cannot be written there; {cure}, or use "
                 "average_state_dict()"
             )
+
+
+def _why_unwritable(home: Tensor) -> tuple[str, str]:
+    """Return why no average can be written to weights, and the cure; empty texts if it can."""
+    if any(n > 1 and stride == 0 for n, stride in zip(home.shape, home.stride(), strict=True)):
+        return "is expanded: elements share a place in memory", "give it memory of its own, by p.data = p.data.clone()"
+    if home.is_inference():
+        return "was made under torch.inference_mode", "copy.deepcopy the model outside of that, and train the copy"
+    if home.is_conj() or home.is_neg():
+        cure = "give it memory of its own, by p.data = p.data.resolve_conj().resolve_neg()"
+        return "is a conjugate or negative view, whose bits are not its values", cure
+    return "", ""
 
 
 def _is_like_weights(e: Entry) -> bool:
@@ -272,30 +276,6 @@ def forget_computed() -> None:
     cache = loaded("torch.nn.utils.parametrize", "_cache")
     if cache:
         cache.clear()
-
-
-def _sharing_memory(tensors: Mapping[int, Tensor]) -> set[int]:
-    """Return the keys of tensors that overlap in memory: if they traded contents one by one, they would mix them."""
-    alike: dict[tuple[torch.device, int], list[int]] = {}
-    for key, t in tensors.items():
-        if t.numel():
-            alike.setdefault((t.device, t.untyped_storage().data_ptr()), []).append(key)
-    found: set[int] = set()
-    for keys in alike.values():
-        end, last = 0, keys[0]
-        for key in sorted(keys, key=lambda key: tensors[key].data_ptr()) if len(keys) > 1 else ():
-            t = tensors[key]
-            if t.data_ptr() < end:
-                found |= {key, last}
-            reach = 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-            if t.data_ptr() + reach * t.itemsize > end:
-                end, last = t.data_ptr() + reach * t.itemsize, key
-    return found
-
-
-def _is_same_memory(x: Tensor, y: Tensor) -> bool:
-    alike = (x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride())
-    return alike and x.data_ptr() == y.data_ptr()
 
 
 def _place(w1: Tensor, own: Tensor) -> None:

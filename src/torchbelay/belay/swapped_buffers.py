@@ -1,10 +1,11 @@
 """The buffers of a model while an average is in it: what the model's own were, and what became of them inside.
 
 A buffer is written in place, so that it stays where it is, and only if it differs. If it cannot be written (it was made
-under inference_mode, or it is expanded), another tensor takes its slot.
+under inference_mode, or it is expanded), another tensor takes its slot. A buffer in whose memory a parameter lies is
+left to whoever writes to that parameter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ class Buffer:
         self.value = self.own  # what the buffer holds in the block if nobody changes it
         self.put = self.tensor  # what is in the slots when the block begins
         self.version = self.put_version = _version(self.tensor)
+        self.rides = False  # a parameter lies in its memory, and brings it along
 
     def now(self) -> Tensor | None:
         """Return the tensor in the slots; None if there is none, or no slot any more."""
@@ -63,23 +65,32 @@ class Buffers:
         for name, holder, key, persistent in modules.buffer_slots(model):
             tensor = holder[key]
             if tensor is None or id(tensor) not in known:
+                modules.refuse_lazy(name, tensor)
                 own = None if tensor is None else modules.copied(tensor)
                 known[id(tensor)] = Buffer(name, tensor, own, persistent)
                 self._each.append(known[id(tensor)])
             known[id(tensor)].slots.append((holder, key))
+        riding = self._riding(each.tensor for each in self._each)
+        for each in self._each:
+            each.rides = id(each.tensor) in riding
+
+    def _riding(self, tensors: Iterable[Tensor | None]) -> set[int]:
+        return modules.in_weights(self._model, (t for t in tensors if t is not None))
 
     def own(self) -> dict[str, Tensor]:
         """Return the model's own values, by name."""
         return {each.name: each.own for each in self._each if each.own is not None}
 
     def own_by_id(self) -> dict[int, Tensor]:
-        """Return the model's own values, by the ids of the tensors that are in their place now."""
+        """Return the model's own values, by the ids of the tensors that are in their place now; not what rides."""
         pairs = [(each.now(), each.own) for each in self._each]
-        return {id(now): own for now, own in pairs if now is not None and own is not None}
+        riding = self._riding(now for now, _ in pairs)
+        return {id(now): own for now, own in pairs if now is not None and own is not None and id(now) not in riding}
 
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Let the model hold these values, by name, instead of its own."""
-        wanted = [(each, each.tensor, values[each.name]) for each in self._each if each.name in values]
+        moving = [each for each in self._each if each.name in values and not each.rides]
+        wanted = [(each, each.tensor, values[each.name]) for each in moving]
         given = [(each, tensor, value) for each, tensor, value in wanted if tensor is not None]
         differs = _differ([(tensor, value, False) for _, tensor, value in given])
         for (each, tensor, value), new in zip(given, differs, strict=True):
@@ -98,7 +109,7 @@ class Buffers:
         """
         found: list[tuple[str, Tensor, Tensor, bool, bool]] = []
         for each in self._each:
-            now, value = each.now(), each.value
+            now, value = None if each.rides else each.now(), each.value
             if now is not None and value is not None and (each.persistent or now is each.put):
                 written = now is each.put and _version(now) != each.put_version
                 value = value if each.put is None else value.to(each.put.dtype)  # as it was put into the model
@@ -127,6 +138,8 @@ class Buffers:
                     continue
             if now is not tensor and (each.persistent or now is each.put):
                 each.hold(tensor)
+        riding = self._riding(tensor for _, tensor, _, _ in writes)  # now: the model may have been moved or cast
+        writes = [each for each in writes if id(each[1]) not in riding]
         differs = _differ([(tensor, own, touched) for _, tensor, own, touched in writes])
         for (each, tensor, own, _), new in zip(writes, differs, strict=True):
             if new:
@@ -170,11 +183,16 @@ def _differ(pairs: list[tuple[Tensor, Tensor, bool]]) -> list[bool]:
     """
     found = [touched or tensor.shape != value.shape for tensor, value, touched in pairs]
     plain = [i for i, (t, value, _) in enumerate(pairs) if _has_bits(t) and _has_bits(value) and t.shape == value.shape]
-    parts = [(local(pairs[i][0]), local(pairs[i][1])) for i in plain]
+    parts = [(_resolved(local(pairs[i][0])), _resolved(local(pairs[i][1]))) for i in plain]
     x, y = [t for t, _ in parts], [value.to(t.device, t.dtype) for t, value in parts]
     for i, differs in zip(plain, arithmetic.differ(x, y), strict=True):
         found[i] = differs
     return found
+
+
+def _resolved(t: Tensor) -> Tensor:
+    """Return a tensor whose bits are its values: those of a conjugate or negative view are not."""
+    return t.resolve_conj().resolve_neg()
 
 
 def _has_bits(t: Tensor) -> bool:

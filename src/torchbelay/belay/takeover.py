@@ -106,8 +106,8 @@ def _count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     lists = [id(group["params"]) for group in optimizer.param_groups]
     known = _known.get(id(optimizer))
     if known is None or known[0]() is not optimizer or known[1] != lists:
-        for key in [key for key, (gone, *_) in _known.items() if gone() is None]:
-            del _known[key]
+        for key in [key for key, (gone, *_) in _known.copy().items() if gone() is None]:
+            _known.pop(key, None)  # threads may do so at once
         sharing = [each for each in _watching if (one := each()) is not None and one.shares(optimizer)]
         known = _known[id(optimizer)] = ref(optimizer), lists, sharing
     for each in known[2]:

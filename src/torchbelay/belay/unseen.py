@@ -1,6 +1,6 @@
 """Weights that change although no step is seen: then the average is what it was at the start."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -60,11 +60,13 @@ class Unseen:
         """Wait for the next look: after a state was loaded, the model's own weights may follow."""
         self._numbers, self._expected = None, True
 
-    def look(self, parameters: Parameters, optimizer: Optimizer | None) -> None:
-        """Warn if the weights are not what they were."""
+    def look(self, parameters: Parameters, optimizer: Optimizer | None, is_seen: Callable[[], bool]) -> None:
+        """Warn if the weights are not what they were, unless another thread is taking the first step, or just has."""
         if self._numbers is None:
             self.remember(parameters)
         elif not self._warned and any(_differ(some, self._numbers) for some in _last_numbers(parameters.all)):
+            if is_seen():
+                return
             self._warned = True
             warn(f"the weights have changed, but no step was seen: the average has not moved. {_cure(optimizer)}")
 

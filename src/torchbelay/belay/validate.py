@@ -18,6 +18,7 @@ from .average import Wanted, average_dtype
 from .cohort import inertias, varies
 from .models import as_model, each_of
 from .optimizers import Momentum, momentum_of, unwrapped
+from .overlap import overlapping
 from .shard import is_flattened
 
 LATE = 10_000  # a step at which a warm-up is over
@@ -197,6 +198,21 @@ def pulled_by(found: Iterable[Wanted]) -> dict[int, str]:
     return {id(p): name for name, p, method, _ in found if pulling[id(method)]}
 
 
+def refuse_pulled_twice(found: Iterable[Wanted]) -> None:
+    """Refuse two parameters in one memory that both are pulled: the weights would be pulled twice in a step."""
+    found = list(found)
+    names = pulled_by(found)
+    pair = overlapping(each.parameter for each in found if id(each.parameter) in names)
+    if pair is not None:
+        one, other = (names[id(p)] for p in pair)
+        raise ValueError(
+            f"parameters {one!r} and {other!r} share memory, as after b.data = a.data, and an average would pull these "
+            "weights twice in a step. Tie the Parameter itself, as head.weight = embedding.weight, before you make the "
+            "optimizer, or give one of the two memory of its own, by p.data = p.data.clone(). An average that only "
+            "watches (Spring.ema) needs neither"
+        )
+
+
 def warn_of_rounding(found: Iterable[Wanted], *, rounding: str) -> None:
     """Warn about a pull on 16-bit weights."""
     found = list(found)
@@ -297,9 +313,10 @@ def _say_momentum_is_there_twice(
     alone = stable_range(Coupling(0.0, 1.0, 1.0, 1.0), momentum.beta, nesterov=momentum.nesterov)
     left = stable_range(coupling, momentum.beta, nesterov=momentum.nesterov) * coupling.effective_lr_scale / alone
     below = "" if momentum.nesterov else f", below the floor {floor:.3g}"
+    change = "shrinks to" if left < 1 else "ends at"
     warn(
         f"{method!r} around {optimizer} with {momentum.setting} is momentum twice: at step {step} its "
-        f"θ = {coupling.theta:.3g}{below}, and the range of stable learning rates shrinks to {left:.2g} of "
+        f"θ = {coupling.theta:.3g}{below}, and the range of stable learning rates {change} {left:.2g} times "
         f"{optimizer}'s own. Give {optimizer} {momentum.cure}, or the method a θ nearer to 0 (θ < 0 is Generalized "
         "Primal Averaging, and schedule-free its case c = 1/t)"
     )

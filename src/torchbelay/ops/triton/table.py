@@ -17,6 +17,7 @@ from torchbelay.ops.devices import is_capturing
 from torchbelay.ops.facts import Fact
 from torchbelay.ops.place import Place, name_key
 from torchbelay.ops.step import Tensors
+from torchbelay.ops.strides import is_dense
 
 from . import layout
 
@@ -122,16 +123,9 @@ def fits(w1: Tensor, *others: Tensor) -> bool:
         w1.layout == torch.strided
         and all(t.dtype in KINDS and t.layout == torch.strided and t.device == w1.device for t in (w1, *others))
         and all(t.shape == w1.shape and (t.stride() == w1.stride() or t.numel() < 2) for t in others)
-        and _is_dense(w1)
+        and is_dense(w1)
         and type(w1) in (Tensor, torch.nn.Parameter)
     )
-
-
-def _is_dense(t: Tensor) -> bool:
-    if t.is_contiguous():
-        return True
-    order = sorted(range(t.dim()), key=lambda d: (t.stride(d), t.shape[d]), reverse=True)
-    return t.permute(order).is_contiguous()
 
 
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
