@@ -25,6 +25,7 @@ PAGES = (
     "mixed-precision.md",
     "plain-loop.md",
     "post-hoc.md",
+    "projections.md",
     "resume.md",
     "several-averages.md",
     "target-network.md",
