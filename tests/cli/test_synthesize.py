@@ -185,6 +185,20 @@ def test_a_resumed_run_is_listed_as_such(tmp_path: Path, capsys) -> None:
     assert "resumed after step 10" in capsys.readouterr().out
 
 
+def test_a_run_that_began_again_is_listed_as_such(tmp_path: Path, capsys) -> None:
+    run = Walk(size=5)
+    with run.record(tmp_path, every=5):
+        run.steps(7)
+        run.belay.reset()
+        run.steps(5)
+    with run.record(tmp_path, every=5):
+        run.steps(10)
+    assert call(tmp_path, "--list") == 0
+    printed = capsys.readouterr().out
+    assert "resumed after step 12\n" in printed
+    assert "begun again by reset() after step 7\n" in printed
+
+
 def test_the_help_has_examples(capsys) -> None:
     assert main(["synthesize", "--help"]) == 0
     printed = capsys.readouterr().out

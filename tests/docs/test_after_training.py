@@ -123,17 +123,31 @@ def test_the_times_are_those_that_were_measured() -> None:
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     results = json.loads((ROOT / "benchmarks" / "results" / "merge.json").read_text())
-    least = []
+    section = PAGE.partition("### Time\n")[2].partition("\n### ")[0]
+    said = " ".join(section.split())
+    rows, least, spans = [], [], []
     for name, turns in results["turns"].items():
         s = benchmark.summary(turns)
+        times = f"{s['merge']:.2f} s | {s['copy']:.2f} s | {s['merge/copy']:.2f} | {s['CPU']:.2f} s"
+        rows.append(f"| {name.replace(' ', ', ')} | {times} |")
         least.append(s["one"])
-        row = f"{s['merge']:.2f} s | {s['copy']:.2f} s | {s['merge/copy']:.2f} | {s['CPU']:.2f} s"
-        assert f"| {name.replace(' ', ', ')} | {row} |" in PAGE
+        ratios = [merged[0] / copied[0] for merged, copied in zip(turns["merge"], turns["copy"], strict=True)]
+        spans.append(max(ratios) / min(ratios))
         assert s["merge/copy"] <= 1.5
-    assert f"{min(least):.2f} to\n{max(least):.2f} s" in PAGE
-    assert f"medians of\n{results['rounds']} rounds" in PAGE
+    shown = [line for line in section.splitlines() if line.startswith("|")]
+    assert shown[0] == "| inputs | merge | copy of all three | merge ÷ copy | time of the merge's computing |"
+    assert shown[2:] == rows  # and no other row
+    assert (results["checkpoints"], results["cores"]) == (3, 2)
     loads = sorted([results["load before"], results["load after"]])
-    assert f"a load of {loads[0]:.0f} to {loads[1]:.0f}" in PAGE
+    sentences = [
+        f"Here are three safetensors files of {results['gigabytes']:g} GB each, on two cores that other programs used "
+        f"as well (a load of {loads[0]:.0f} to {loads[1]:.0f}), medians of {results['rounds']} rounds.",
+        f"took {min(least):.2f} to {max(least):.2f} s: on this machine",
+        f"lie a factor of {min(spans):.1f} to {max(spans):.1f} apart.",
+    ]
+    assert [sentence for sentence in sentences if sentence not in said] == []
+    numbers = re.findall(r"\d[\d.]*", " ".join(line for line in section.splitlines() if not line.startswith("|")))
+    assert len(numbers) == sum(len(re.findall(r"\d[\d.]*", sentence)) for sentence in sentences)  # and no other number
 
 
 def test_the_size_of_a_part_is_the_librarys() -> None:

@@ -118,7 +118,10 @@ def test_what_is_not_trained_is_written_once(tmp_path: Path) -> None:
     belay = tb.Belay(model, optimizer, tb.methods.ema(0.9))
     with Recorder(belay, tmp_path, every=5):
         train(model, optimizer, 10)
-    assert sorted(read(tmp_path / "rest.safetensors")) == ["0.bias", "0.weight"]
+    (rest,) = tmp_path.glob("*.rest.*")
+    assert rest.name.startswith("000000000.rest.0-")
+    assert open_checkpoint(rest).metadata["average"] == "none: what is not trained"
+    assert sorted(read(rest)) == ["0.bias", "0.weight"]
     assert sorted(read(tmp_path / "000000010.average.average.safetensors")) == ["2.bias", "2.weight"]
     mlp().load_state_dict(synthesize(tmp_path, tb.methods.ema(0.9)).state_dict(), strict=True)
 

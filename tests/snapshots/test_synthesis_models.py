@@ -169,6 +169,74 @@ def test_a_parameter_that_joins_later_is_rebuilt_from_the_snapshots_that_have_it
         assert relative_error(made[name], wanted[name], model.state_dict()[name]) < 0.05
 
 
+@pytest.mark.filterwarnings("ignore:.*were added to")
+@pytest.mark.parametrize("target", [tb.methods.swa(), tb.methods.power_ema(sigma_rel=0.08)])
+@pytest.mark.parametrize("recorded_from", [0, 40, 60], ids=["the beginning", "before it joins", "after it joined"])
+def test_the_average_of_a_parameter_that_joins_later_begins_when_it_joins(
+    tmp_path: Path, target: Method, recorded_from: int
+) -> None:
+    model = nn.Module()
+    model.first, model.second = (nn.Parameter(torch.zeros(3000, dtype=torch.float64)) for _ in range(2))
+    optimizer = torch.optim.SGD([model.first], lr=1.0)
+    spectators = {**tb.snapshots.defaults(), "target": target}
+    belay = tb.Belay(model, optimizer, tb.methods.ema(0.9), spectators=spectators)
+    generator, points = torch.Generator().manual_seed(0), []
+
+    def train(steps: range) -> None:
+        for step in steps:
+            if step == 40:
+                optimizer.add_param_group({"params": [model.second]})
+            for p in model.parameters():
+                p.grad = torch.randn(3000, dtype=torch.float64, generator=generator)
+            optimizer.step()
+            points.append(model.second.detach().clone())
+
+    train(range(recorded_from))
+    with Recorder(belay, tmp_path, every=5, averages=["average", "power_05", "power_10"]):
+        train(range(recorded_from, 100))
+    found, mean = (synthesize(tmp_path, each, max_error=0.9) for each in (target, window(70)))
+    assert len(found.solutions) == 2
+    wanted, made = belay.average_state_dict("target"), found.state_dict()
+    for solution in found.solutions:
+        (name,) = solution.names
+        actual = relative_error(made[name], wanted[name], model.state_dict()[name])
+        assert actual == pytest.approx(solution.predicted_error, rel=0.2), name
+    actual = relative_error(mean.state_dict()["second"], torch.stack(points[-70:]).mean(0), model.second.detach())
+    assert actual < 2 * mean.predicted_error
+
+
+@pytest.mark.filterwarnings("ignore:.*were added to", "ignore:.*taken from")
+@pytest.mark.parametrize("target", [tb.methods.swa(), tb.methods.ema(half_life=10.0)])
+def test_the_average_of_a_parameter_that_left_and_joins_again_begins_then(tmp_path: Path, target: Method) -> None:
+    model = nn.Module()
+    model.first, model.second = (nn.Parameter(torch.zeros(3000, dtype=torch.float64)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=1.0)
+    spectators = {**tb.snapshots.defaults(), "target": target}
+    belay = tb.Belay(model, optimizer, tb.methods.ema(0.9), spectators=spectators)
+    generator = torch.Generator().manual_seed(0)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            for p in model.parameters():
+                p.grad = torch.randn(3000, dtype=torch.float64, generator=generator)
+            optimizer.step()
+
+    with Recorder(belay, tmp_path, every=5, averages=["average", "power_05", "power_10"], weights=True):
+        train(30)
+        group = optimizer.param_groups.pop()
+        train(12)
+        model.second.data.add_(100.0)
+        optimizer.add_param_group({"params": group["params"]})
+        train(60)
+    found, wanted = synthesize(tmp_path, target), belay.average_state_dict("target")
+    made = found.state_dict()
+    for solution in found.solutions:
+        (name,) = solution.names
+        assert name == "first" or min(each.step for each in solution.snapshots) == 45
+        actual = relative_error(made[name], wanted[name], model.state_dict()[name])
+        assert actual == pytest.approx(solution.predicted_error, rel=0.2), name
+
+
 def test_a_parameter_that_left_the_optimizer_is_what_it_was_then(tmp_path: Path) -> None:
     model = mlp(torch.float64)
     groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]

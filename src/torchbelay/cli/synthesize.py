@@ -99,10 +99,13 @@ def _list(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.folder} holds no snapshots; give the folder of a Recorder")
     rows = [("average", "method", "snapshots", "steps", "size"), *_rows(folder)]
     _print_table(rows)
-    if len(folder.sessions) > 1:
-        print(f"resumed after step {', '.join(str(session.start) for session in folder.sessions[1:])}")
-    if folder.rest is not None:
-        print(f"what is not trained: {folder.rest.name}")
+    begins = dict.fromkeys(session.begin for session in folder.sessions if session.begin)
+    if resumes := [str(session.start) for session in folder.sessions[1:] if session.start not in begins]:
+        print(f"resumed after step {', '.join(resumes)}")
+    if begins:
+        print(f"begun again by reset() after step {', '.join(map(str, begins))}")
+    if files := folder.rest_files(folder.last):
+        print(f"what is not trained: {files[0].name}" + (f", and {len(files) - 1} before it" if files[1:] else ""))
     if folder.stale:
         print(f"not part of this run, but of steps that were taken again: {len(folder.stale)} files")
     return 0

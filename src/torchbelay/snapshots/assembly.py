@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
 class Assembly:
     """The tensors of a synthesis, read from open snapshots; several threads may read."""
 
-    def __init__(self, solutions: Sequence[Solution], copied: Mapping[str, Snapshot], rest: Path | None) -> None:
+    def __init__(self, solutions: Sequence[Solution], copied: Mapping[str, Snapshot], rest: Sequence[Path]) -> None:
         self._stack = ExitStack()
         self._open: dict[Path, Checkpoint] = {}
         self._handles = Handles("rb")  # shared: a thread has one file open, not one per snapshot
@@ -42,11 +42,11 @@ class Assembly:
                 self._add_combined(solution)
             for name, snapshot in copied.items():
                 self._add_copied(name, self._file(snapshot.path))
-            others = self._file(rest) if rest is not None else None
-            for name in others.names if others is not None else ():
-                if name not in self.entries and others is not None:
-                    self._add_copied(name, others)
             tied = solutions[0].snapshots[-1].tied
+            for others in map(self._file, rest):
+                for name in others.names:
+                    if name not in self.entries and tied.get(name) not in self.entries:
+                        self._add_copied(name, others)
             self.further: dict[str, list[str]] = {}
             for name, first in tied.items():
                 if first in self.entries and name not in self.entries:

@@ -4,7 +4,7 @@ Copying is all that is done in the step. On a GPU the copies go to pinned memory
 waits for `Content.ready`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from torchbelay.belay import Belay, modules
 from torchbelay.belay.average import MAIN, Average, Entry
 from torchbelay.belay.cohort import Cohort, varies
+from torchbelay.belay.overlap import has_memory, place
 from torchbelay.belay.shard import is_sharded, local, with_local
 from torchbelay.physics.identity import describe
 from torchbelay.physics.method import Method
+from torchbelay.physics.warnings import warn
 
-from .folder import Session, Snapshot, Story, Told, file_name
+from .folder import Snapshot, Story, Told, file_name
+from .session import Session
 from .targets import parse
 
 GIVEN = "rates given to update()"  # a table that no history has
@@ -49,11 +52,53 @@ class Source:
 
     def __init__(self, belay: Belay) -> None:
         self.belay, self.model, self.parts = belay, belay._model, belay._parts
-        self._before: dict[str, nn.Parameter] = {}  # parameters that were trained when they were last looked at
         self.given = False  # whether the main average ever moved at a rate that was given for one step
-        self.changed: set[str] = (
-            set()
-        )  # averages whose method was changed in a part of the run that was recorded before
+        # averages whose method was changed in a part of the run that was recorded before
+        self.changed: set[str] = set()
+
+    def chosen(self, averages: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the names of the averages to record; all, if none are given."""
+        known = self.parts.averages
+        if isinstance(averages, str):
+            raise TypeError(f"averages={averages!r} is a text; give a list of names, as [{averages!r}]")
+        found = tuple(known) if averages is None else tuple(dict.fromkeys(averages))
+        if unknown := [name for name in found if name not in known]:
+            raise ValueError(f"averages has {unknown[0]!r}, which is no average; choose from {', '.join(known)}")
+        if not found:
+            raise ValueError("averages is empty; give at least one name, or None for all")
+        return found
+
+    def recall(self, snapshots: Iterable[Snapshot], sessions: Sequence[Session], *, anew: bool) -> None:
+        """Learn from snapshots what no state tells of the averages in the last of these sessions; `anew`, nothing."""
+        if anew:
+            self.given, self.changed = False, set()
+        for each in snapshots:
+            if each.sessions[-1] in sessions and each.sessions[-1].begin == sessions[-1].begin:
+                tables = {story.table for story in each.told.stories}
+                self.given |= GIVEN in tables
+                self.changed |= {str(each.average)} if CHANGED in tables else set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what no state of the Belay tells of its averages."""
+        return {"given": self.given, "changed": sorted(filter(self._is_changed, self.parts.averages))}
+
+    def told_by(self, state: Mapping[str, Any]) -> tuple[bool, set[str]]:
+        """Return what a `state_dict()` tells; what is known already, if it is one of an earlier version."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state={state!r} is not a dict; give what Recorder.state_dict() returned")
+        given, changed = state.get("given", self.given), state.get("changed", sorted(self.changed))
+        if not (
+            isinstance(given, bool) and isinstance(changed, list) and all(isinstance(each, str) for each in changed)
+        ):
+            raise ValueError(
+                f"this is not what Recorder.state_dict() returned: given={given!r} is not a bool, or "
+                f"changed={changed!r} is not a list of names"
+            )
+        return given, set(changed)
+
+    def _is_changed(self, name: str) -> bool:
+        """Whether another method has made a part of an average."""
+        return name in self.changed or any(part.averages.each[name].changed for part in self.parts.each)
 
     @property
     def era(self) -> int:
@@ -64,6 +109,15 @@ class Source:
     def began(self) -> bool:
         """Whether all averages have begun."""
         return all(part.averages.began for part in self.parts.each)
+
+    @property
+    def begins(self) -> tuple[int, int]:
+        """The first and the last step at which the averages may have begun, or last begun again, as they tell."""
+        born = [min((e.born for e in part.averages.entries()), default=-1) for part in self.parts.each]
+        if min(born) < 0:  # an optimizer without averages tells nothing, and averages that have not begun neither
+            return 0, self.step
+        late = all(step > part.options.start for step, part in zip(born, self.parts.each, strict=True))
+        return _common(born) if late else 0, _common(born)
 
     @property
     def inside(self) -> bool:
@@ -89,8 +143,20 @@ class Source:
     @property
     def step(self) -> int:
         """The steps that all optimizers have taken, if they step in turn; else those of the one that took the most."""
-        counts = [part.clock.count for part in self.parts.each]
-        return min(counts) if max(counts) - min(counts) <= 1 else max(counts)
+        return _common([part.clock.count for part in self.parts.each])
+
+    def noted(self, names: Iterable[str]) -> list[Average]:
+        """Return the averages whose couplings may have to be noted: those of these names, and the one that pulls."""
+        names = dict.fromkeys([*names, *([MAIN] if self.pulls else [])])
+        if len(self.parts.each) == 1:
+            return [self.parts.first.averages.each[name] for name in names]
+        told = (text_of(e.method) for name in names for e in self.parts.averages[name].entries.values())
+        if not all(known for _, known in told):
+            warn(
+                "with several optimizers, couplings that depend on learning rates or are of your own making are not "
+                "recorded: synthesize() cannot use the snapshots of such averages"
+            )
+        return []
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return the parameters that a snapshot holds: those of the optimizers, by name."""
@@ -99,9 +165,10 @@ class Source:
         return {name: p for name, p in modules.named_parameters(self.model).items() if id(p) in held}
 
     def rest(self) -> dict[str, Tensor]:
-        """Return the parameters that no snapshot holds, because nothing has trained them."""
-        trained = self.trained()
-        return {n: p.detach() for n, p in modules.named_parameters(self.model).items() if n not in trained}
+        """Return the parameters that no snapshot of an average holds, because no optimizer trains them now."""
+        trained = {_identity(p) for p in self.trained().values()}
+        parameters = modules.named_parameters(self.model)
+        return {n: p.detach() for n, p in parameters.items() if _identity(p) not in trained}
 
     def buffers(self, name: str | None) -> dict[str, Tensor]:
         """Return the buffers that belong to an average, or to the weights."""
@@ -124,10 +191,8 @@ class Source:
         if name is not None:
             tensors |= {e.name: e.value for e in self.parts.averages[name].entries.values()}
         dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in trained.items() if p.dtype != tensors[n].dtype}
-        left = {n: p for n, p in self._before.items() if n not in trained}  # they stay what they are now
-        self._before |= trained
-        still = {**left, **self.buffers(name)}
-        tensors |= still
+        buffers = self.buffers(name)
+        tensors |= buffers
         about = Snapshot(
             path=Path(file_name(step, name, sharded=self._is_spread(tensors))),
             step=step,
@@ -136,12 +201,12 @@ class Source:
             told=Told() if name is None else self._told(name, trained),
             pull=self._told(MAIN, trained) if self.pulls else Told(),
             counts=self._counts(trained, step),
-            copied=frozenset(still),
-            tied=tied(self.model),
+            copied=frozenset(buffers),
+            tied=tied(self.model, trained),
             dtypes=dtypes,
             order=tuple(name for name, _ in _slots(self.model)),
         )
-        return Content({key: host_copy(t) for key, t in tensors.items()}, about, _events(tensors))
+        return Content({key: host_copy(t) for key, t in tensors.items()}, about, events(tensors))
 
     def _is_spread(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether ranks write a snapshot of these tensors together."""
@@ -149,8 +214,7 @@ class Source:
 
     def _told(self, name: str, trained: Iterable[str]) -> Told:
         found = told_of(name, self.parts.averages[name].entries, self.belay._options.every, trained)
-        changed = name in self.changed or any(part.averages.each[name].changed for part in self.parts.each)
-        table = GIVEN if name == MAIN and self.given else CHANGED if changed else None
+        table = GIVEN if name == MAIN and self.given else CHANGED if self._is_changed(name) else None
         if table is None:
             return found
         return Told(tuple(story._replace(table=table) for story in found.stories), found.other)
@@ -166,14 +230,24 @@ class Source:
         return found
 
 
-def tied(model: nn.Module) -> dict[str, str]:
-    """Return the further names of parameters and buffers that have several: name -> the first name."""
-    first: dict[int, str] = {}
+def _common(counts: Sequence[int]) -> int:
+    """Return the count of optimizers that step in turn; else that of the one that took the most steps."""
+    return min(counts) if max(counts) - min(counts) <= 1 else max(counts)
+
+
+def tied(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """Return the further names of parameters and buffers that have several: name -> the trained one, or the first."""
+    first: dict[object, str] = {_identity(p): name for name, p in trained.items()}
     found: dict[str, str] = {}
     for name, tensor in _slots(model):
-        if (other := first.setdefault(id(tensor), name)) != name:
+        if (other := first.setdefault(_identity(tensor), name)) != name:
             found[name] = other
     return found
+
+
+def _identity(tensor: Tensor) -> object:
+    """Return what is equal for tensors that are one, also for two Parameters that were tied by `b.data = a.data`."""
+    return place(tensor) if not is_sharded(tensor) and has_memory(tensor) else id(tensor)
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -194,7 +268,7 @@ def host_copy(tensor: Tensor) -> Tensor:
     return with_local(tensor.detach(), copy) if is_sharded(tensor) else copy
 
 
-def _events(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+def events(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
     """Return what happens when all copies that were begun so far are complete."""
     devices = {local(t).device for t in tensors.values() if local(t).is_cuda}
     events = []

@@ -2,20 +2,24 @@
 
     000040000.average.NAME.safetensors    an average after step 40,000
     000000000.weights.safetensors         the weights themselves, for instance those that the run began with
-    rest.safetensors                      what is not trained
+    000000000.rest.SESSION.safetensors    what is not trained, or what of it had changed when this step was recorded
     history.SESSION.LOW-HIGH.safetensors  couplings that no text can tell, of the steps LOW + 1 to HIGH
 
 Of a sharded model, the first three are folders of torch.distributed.checkpoint, with the ending .dcp.
 Every snapshot says of itself all that is needed to know its profile. A run that was resumed from a checkpoint writes in
 a new session, and the snapshots of the old session after that checkpoint do not belong to it. They are left out by what
-the files say of their sessions, so that it does not matter when a process was killed.
+the files say of their sessions, so that it does not matter when a process was killed. A run whose averages began again,
+by `reset()`, writes in a new session too. What was before still belongs to it, but is another part: other weights may
+have been loaded, so that no update leads from one part to the next.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -29,26 +33,16 @@ from torchbelay.physics.warnings import warn
 from .checkpoint import Checkpoint
 from .layouts.safetensors import read_header
 from .opening import open_checkpoint
+from .session import Session, belongs, read_sessions
 
 FORMAT = 1
 ABOUT = "torchbelay.snapshot"  # the metadata of a snapshot, in JSON
 ABOUT_FILE = "snapshot.json"  # the same, in a folder of torch.distributed.checkpoint
-REST = "rest"
 _FILE, _SHARDS = ".safetensors", ".dcp"
 _SNAPSHOT = re.compile(r"(\d{9,})\.(?:weights|average\..+)\.(?:safetensors|dcp)")
+_REST = re.compile(r"\d{9,}\.rest\.[\w-]+\.(?:safetensors|dcp)")
+_OLD_REST = ("rest.safetensors", "rest.dcp")  # what earlier versions wrote
 _HISTORY = re.compile(r"history\.([\w-]+)\.(\d+)-(\d+)\.safetensors")
-
-
-class Session(NamedTuple):
-    """A part of a run, from its start or a resume on: its name, and the steps taken before it."""
-
-    name: str  # begins with a number that is larger than those of all sessions before
-    start: int
-
-    @property
-    def generation(self) -> int:
-        """The number in the name."""
-        return int(self.name.partition("-")[0])
 
 
 class Story(NamedTuple):
@@ -98,10 +92,11 @@ class Snapshot:
     told: Told = _NOTHING  # of the average; none for tensors that are the weights themselves
     pull: Told = _NOTHING  # of the average that pulled the weights, recorded or not
     counts: Mapping[str, int] = field(default_factory=dict)  # steps of tensors whose own optimizer took others
-    copied: frozenset[str] = frozenset()  # buffers, and parameters that are not trained any more
+    copied: frozenset[str] = frozenset()  # what is not averaged: buffers, and what is not trained
     tied: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)  # those of the parameters, if the file has another one
     order: tuple[str, ...] = ()  # the keys of the model's state dict; snapshots of earlier versions do not have them
+    values: Mapping[str, str] = field(default_factory=dict)  # of what is not trained: what tells whether it changed
 
     def story(self, name: str) -> Story | None:
         """Return how a tensor of this file came about; None if it holds the weights themselves."""
@@ -114,6 +109,11 @@ class Snapshot:
     def open(self) -> Checkpoint:
         """Open the file to read its tensors."""
         return open_checkpoint(self.path)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it holds the weights at which the averages began, or began again."""
+        return self.average is None and self.step == self.sessions[-1].begin
 
     def about(self) -> str:
         """Return all that the file says of itself, in JSON."""
@@ -130,6 +130,7 @@ class Snapshot:
                 "tied": dict(self.tied),
                 "dtypes": dict(self.dtypes),
                 "order": self.order,
+                "values": dict(self.values),
             }
         )
 
@@ -148,7 +149,7 @@ class Snapshot:
                 path,
                 int(found["step"]),
                 found["average"],
-                tuple(Session(str(name), int(start)) for name, start in found["sessions"]),
+                read_sessions(found["sessions"]),
                 Told.read(found["told"]),
                 Told.read(found["pull"]),
                 {str(name): int(count) for name, count in found["counts"].items()},
@@ -156,6 +157,7 @@ class Snapshot:
                 dict(found["tied"]),
                 dict(found["dtypes"]),
                 tuple(map(str, found.get("order", ()))),
+                {str(name): str(value) for name, value in found.get("values", {}).items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"{path} does not say what it is a snapshot of ({problem}); remove it") from problem
@@ -171,14 +173,22 @@ def file_name(step: int, average: str | None, *, sharded: bool = False) -> str:
     return f"{step:09d}.{what}{_SHARDS if sharded else _FILE}"
 
 
-def rest_name(*, sharded: bool = False) -> str:
-    """Return the name of the file, or folder, with what is not trained."""
-    return f"{REST}{_SHARDS if sharded else _FILE}"
+def rest_name(step: int, session: Session, *, sharded: bool = False) -> str:
+    """Return the name of a file, or folder, with what is not trained."""
+    return f"{step:09d}.rest.{session.name}{_SHARDS if sharded else _FILE}"
 
 
 def history_name(session: str, low: int, high: int) -> str:
     """Return the name of a file of couplings of the steps low + 1 to high."""
     return f"history.{session}.{low}-{high}.safetensors"
+
+
+class Part(NamedTuple):
+    """The snapshots that tell of the averages at a step: those since the averages began, or last began again."""
+
+    begin: int  # the steps that were taken before that
+    snapshots: list[Snapshot]
+    rest: list[Snapshot]  # what is not trained, from the oldest to the newest: the newest that has a tensor counts
 
 
 class Folder:
@@ -188,7 +198,8 @@ class Folder:
         self.path = Path(path)
         if not self.path.is_dir():
             raise FileNotFoundError(f"{self.path} is not a folder; give the one that a Recorder wrote to")
-        everything = list(_snapshots(self.path))
+        everything = list(_snapshots(self.path, _SNAPSHOT))
+        self._rest = list(_snapshots(self.path, _REST))
         newest = max(everything, key=lambda each: each.sessions[-1].generation, default=None)
         self.sessions = newest.sessions if newest is not None else ()
         self.snapshots = sorted(
@@ -196,7 +207,29 @@ class Folder:
             key=lambda each: (each.step, each.average is not None, each.average or ""),
         )
         kept = {each.path for each in self.snapshots}
-        self.stale = [each.path for each in everything if each.path not in kept]
+        kept |= {each.path for each in self.rest_of(self.sessions)}
+        self.stale = [each.path for each in [*everything, *self._rest] if each.path not in kept]
+
+    @classmethod
+    def of_run(cls, path: Path, sessions: tuple[Session, ...]) -> "Folder":
+        """Return what the folder of a run holds; of one that is gone, nothing but the sessions.
+
+        Training goes on, and whoever writes to it learns what is wrong.
+        """
+        try:
+            return cls(path)
+        except FileNotFoundError:
+            if path.is_dir():  # it is one of the files that is gone
+                raise
+        found = cls.__new__(cls)
+        found.path, found.sessions, found.snapshots, found.stale, found._rest = path, sessions, [], [], []
+        return found
+
+    def rest_of(self, sessions: Iterable[Session]) -> list[Snapshot]:
+        """Return the files with what is not trained of a run of these sessions, from the oldest to the newest."""
+        chain = list(sessions)
+        found = (each for each in self._rest if belongs(each.sessions[-1], each.step, chain))
+        return sorted(found, key=lambda each: (each.sessions[-1].generation, each.step))
 
     @property
     def last(self) -> int:
@@ -208,26 +241,65 @@ class Folder:
         """The steps that have snapshots."""
         return sorted({each.step for each in self.snapshots})
 
+    def following(
+        self, step: int, begins: tuple[int, int] | None, chain: Sequence[Session] | None = None
+    ) -> tuple[Session, ...]:
+        """Return the sessions of a run that goes on after a step with a new one: those of a `chain`, or of the folder.
+
+        `begins` are the first and the last step at which its averages may have begun, or last begun again; None if they
+        do so just now. They may have done it while nobody recorded them.
+        """
+        least, most = begins or (step, step)
+        # A state of the step of a `reset()` may be of before or of after it.
+        at_reset = begins is not None and least == step > 0
+        past: list[Session] = []
+        for each in self.sessions if chain is None else chain:
+            if each.begin > most or (each.start >= step and not (at_reset and each.begin == step)):
+                break
+            past.append(each)
+        begin = past[-1].begin if past else 0
+        held = (each for each in self.snapshots if each.step <= step and each.sessions[-1] in past)
+        if begins is None or not any(story.born == least for each in held for story in each.told.stories):
+            begin = max(begin, least)
+        generation = 1 + max((session.generation for session in (*self.sessions, *past)), default=-1)
+        return (*past, Session(f"{generation}-{uuid.uuid4().hex[:8]}", step, begin))
+
     @property
-    def rest(self) -> Path | None:
-        """The file with what is not trained, if there is one."""
-        found = (self.path / rest_name(sharded=sharded) for sharded in (False, True))
-        return next((path for path in found if path.exists()), None)
+    def last_average(self) -> int:
+        """The last step that was recorded since averages began, or began again: at that step they are the weights."""
+        return max((each.step for each in self.snapshots if each.step > each.sessions[-1].begin), default=self.last)
+
+    def part(self, at: int) -> Part:
+        """Return the part of the run that a step belongs to; the step of a `reset()` ends the part before it."""
+        begins = [session.begin for session in self.sessions if session.begin < at]
+        begin = max(begins, default=0)
+        held = (each for each in self.snapshots if each.step <= at and each.sessions[-1].begin == begin)
+        rest = (each for each in self.rest_of(self.sessions) if each.step <= at and each.sessions[-1].begin <= begin)
+        return Part(begin, list(held), list(rest))
+
+    def rest_files(self, at: int) -> list[Path]:
+        """Return the files with what is not trained at a step: a tensor is in the first of them that has it."""
+        old = (self.path / name for name in _OLD_REST)
+        return [*(each.path for each in reversed(self.part(at).rest)), *(path for path in old if path.exists())]
 
     def owns(self, path: str | os.PathLike[str]) -> bool:
         """Whether a path leads to a file of this folder that a Recorder wrote, or will write."""
         real = Path(os.path.realpath(path))
         if real.parent != Path(os.path.realpath(self.path)):
             return False
-        named = real.name in (rest_name(), rest_name(sharded=True))
-        return named or _SNAPSHOT.fullmatch(real.name) is not None or _HISTORY.fullmatch(real.name) is not None
+        kinds = (_SNAPSHOT, _REST, _HISTORY)
+        return real.name in _OLD_REST or any(kind.fullmatch(real.name) is not None for kind in kinds)
 
-    def couplings(self, table: str, born: int, stop: int) -> Tensor | None:
-        """Return (a, b, p, q) of the steps born + 1 to stop of a table of the history; None if some are not known."""
+    def couplings(self, table: str, born: int, stop: int, sessions: tuple[Session, ...] | None = None) -> Tensor | None:
+        """Return (a, b, p, q) of the steps born + 1 to stop of a table of the history; None if some are not known.
+
+        The run consists of these sessions; without them, it is the one that was recorded last.
+        """
+        chain = self.sessions if sessions is None else sessions
         found: list[Tensor] = []
         at = born
-        ends = [session.start for session in self.sessions[1:]] + [stop]
-        for session, end in zip(self.sessions, ends, strict=True):
+        for session, following in zip_longest(chain, chain[1:]):
+            end = stop if following is None else following.start
             for low, high, path in sorted(_histories(self.path, session.name)):
                 rows = _rows(path, table, low, high, born)
                 if rows is None or low > at or min(high, end) <= at:
@@ -238,23 +310,9 @@ class Folder:
         return torch.cat(found) if found and at >= stop else None
 
 
-def belongs(session: Session, step: int, sessions: Iterable[Session]) -> bool:
-    """Whether a step of a session belongs to a run that consists of these sessions.
-
-    >>> run = [Session("0-a", 0), Session("2-c", 1500)]
-    >>> [belongs(run[0], step, run) for step in (1000, 1500, 2000)], belongs(Session("1-b", 1000), 1200, run)
-    ([True, True, False], False)
-    """
-    chain = list(sessions)
-    for each, following in zip(chain, [*chain[1:], None], strict=True):
-        if each == session:
-            return each.start <= step and (following is None or step <= following.start)
-    return False
-
-
-def _snapshots(folder: Path) -> Iterator[Snapshot]:
+def _snapshots(folder: Path, kind: re.Pattern[str]) -> Iterator[Snapshot]:
     for path in sorted(folder.iterdir()):
-        if _SNAPSHOT.fullmatch(path.name) is None:
+        if kind.fullmatch(path.name) is None:
             continue
         try:
             yield Snapshot.read(path)

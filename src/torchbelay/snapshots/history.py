@@ -17,6 +17,7 @@ from torchbelay.belay.plan import Work
 from .content import untold
 from .folder import Folder
 from .profiles import couplings
+from .session import Session
 
 Run = tuple[int, float, float, float, float]
 Numbers = tuple[float, float, float, float]
@@ -89,12 +90,13 @@ class History:
         self._low, self._first, self._runs = step, False, {}
         return {(low, high): tables for (low, high), tables in found.items() if tables and high > low}
 
-    def missing(self, folder: Folder) -> list[str]:
-        """Return the tables of which neither the folder nor this process knows the first steps."""
+    def missing(self, folder: Folder, sessions: tuple[Session, ...]) -> list[str]:
+        """Return the tables whose first steps neither these sessions in the folder nor this process know."""
         found = []
         for name, cohort in self._current().items():
             asked = cohort.varies not in ("never", "step")
-            if asked and cohort.born < self._low and folder.couplings(name, cohort.born, self._low) is None:
+            early = asked and cohort.born < self._low
+            if early and folder.couplings(name, cohort.born, self._low, sessions) is None:
                 found.append(name)
         return found
 

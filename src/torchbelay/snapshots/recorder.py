@@ -1,10 +1,8 @@
 """Record averages while they are trained: snapshots from which other averages can be made afterwards."""
 
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,18 +12,20 @@ from torch import Tensor
 
 from torchbelay._version import __version__
 from torchbelay.belay import Belay
-from torchbelay.belay.average import MAIN, Average
+from torchbelay.belay.average import MAIN
 from torchbelay.belay.plan import Work
 from torchbelay.belay.shard import is_first_rank
 from torchbelay.physics import arguments
 from torchbelay.physics.warnings import warn
 
 from .claims import claim, release
-from .content import CHANGED, GIVEN, Content, Source, text_of
-from .folder import Folder, Session, history_name, rest_name
+from .content import Content, Source
+from .folder import Folder, history_name
 from .history import History
+from .rest import Rest
+from .session import Session, agreed, read_sessions
 from .spacing import Rhythm, Spacing
-from .writer import Background, discard, discard_leftovers, new_group, save_sharded, write, write_sharded, write_tensors
+from .writer import Background, discard_leftovers, new_group, tidy, write, write_sharded, write_tensors
 
 MOST_WAITING = 1 << 30  # bytes of snapshots that wait in memory; two snapshots may wait, however large they are
 
@@ -37,7 +37,7 @@ class Recorder:
     and 1 GiB wait in memory, the next one is left out with a warning. `synthesize` knows which snapshots there are.
 
     Args:
-        belay: the Belay whose averages are recorded. To resume a run, load its state first.
+        belay: the Belay whose averages are recorded. To resume a run, load its state first, and the Recorder's then.
         folder: where the snapshots go, and those of no other run; a resumed run goes on in the folder that it had.
         every: the steps between two snapshots.
         spacing: "even", or "log": as `every` says at first, and 16 snapshots while the number of steps doubles later.
@@ -45,10 +45,10 @@ class Recorder:
         averages: the names of the averages to record; None for all.
         weights: record the weights themselves, too.
 
-    The weights at the beginning are recorded in any case. Snapshots hold what is trained, and the model's buffers; what
-    is not trained is written once. Averages have their own dtype, float32 for 16-bit weights. A sharded model is
-    written by torch.distributed.checkpoint: every rank makes a Recorder. `close()`, or the end of a `with` block,
-    records the last step and waits for the disk.
+    The weights at the beginning are recorded in any case, and so are those at a `reset()`. Snapshots hold what is
+    trained, and the model's buffers; what is not trained is written again when it has changed. Averages have their own
+    dtype, float32 for 16-bit weights. A sharded model is written by torch.distributed.checkpoint: every rank makes a
+    Recorder. `close()`, or the end of a `with` block, records the last step and waits for the disk.
 
     >>> import tempfile
     >>> import torchbelay as tb
@@ -84,7 +84,7 @@ class Recorder:
         self.rhythm = Rhythm(every, spacing)
         self.keep = None if keep is None else arguments.whole("keep", keep, low=1)
         self._source = Source(belay)
-        self.names = self._chosen(averages)
+        self.names = self._source.chosen(averages)
         self.weights = bool(weights)
         self.folder = Path(os.path.abspath(folder))  # where it is now, whatever the program's folder will be
         self._belay, self._background = belay, Background()
@@ -94,42 +94,22 @@ class Recorder:
         self._step_group: Any = None  # of the same ranks, in the step
         self._open = True
         self._check_folder()
+        self.sessions: tuple[Session, ...] = ()
+        if self._source.sharded:
+            self._group, self._step_group = new_group(slices), new_group(slices)
+        self._rest = Rest(self._source, self._step_group)
         self.recorded: list[int] = []
         self._begin_session(belay.step)
         if self._first:
             discard_leftovers(self.folder)
-        self._history = History(self._noted(), self._known)
-        if self._source.sharded:
-            self._group, self._step_group = new_group(slices), new_group(slices)
-        self._write_rest()
+        self._history = History(self._source.noted(self.names), self._known)
         if self._known == 0:
-            self._record(0, [None])
+            self._record_first()
+            if self._source.rest():
+                self.wait()  # what no file can hold is refused now, not when the run has been trained
         for part in belay._parts.each:
             part.stepper.observers += (self._observe,)
-
-    def _chosen(self, averages: Sequence[str] | None) -> tuple[str, ...]:
-        known = self._source.parts.averages
-        if isinstance(averages, str):
-            raise TypeError(f"averages={averages!r} is a text; give a list of names, as [{averages!r}]")
-        chosen = tuple(known) if averages is None else tuple(dict.fromkeys(averages))
-        if unknown := [name for name in chosen if name not in known]:
-            raise ValueError(f"averages has {unknown[0]!r}, which is no average; choose from {', '.join(known)}")
-        if not chosen:
-            raise ValueError("averages is empty; give at least one name, or None for all")
-        return chosen
-
-    def _noted(self) -> list[Average]:
-        """Return the averages whose couplings may have to be noted: those recorded, and the one that pulls."""
-        names = dict.fromkeys([*self.names, *([MAIN] if self._source.pulls else [])])
-        if len(self._source.parts.each) == 1:
-            return [self._source.parts.first.averages.each[name] for name in names]
-        told = (text_of(e.method) for name in names for e in self._source.parts.averages[name].entries.values())
-        if not all(known for _, known in told):
-            warn(
-                "with several optimizers, couplings that depend on learning rates or are of your own making are not "
-                "recorded: synthesize() cannot use the snapshots of such averages"
-            )
-        return []
+        belay._reset_observers += (self._begin_again,)
 
     def _check_folder(self) -> None:
         """Refuse a folder that holds another run, before anything is written."""
@@ -137,9 +117,6 @@ class Recorder:
             raise NotADirectoryError(f"folder={str(self.folder)!r} is a file; give a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
         found = Folder(self.folder)
-        tables = {(each.average, story.table) for each in found.snapshots for story in each.told.stories}
-        self._source.given = any(table == GIVEN for _, table in tables)
-        self._source.changed = {name for name, table in tables if name is not None and table == CHANGED}
         if found.last > 0 and self._belay.step == 0:
             raise ValueError(
                 f"folder={str(self.folder)!r} holds snapshots up to step {found.last}, and this Belay is at step 0: to "
@@ -148,25 +125,20 @@ class Recorder:
             )
         claim(self, self.folder, self._belay, begins=self._belay.step == 0)
 
-    def _begin_session(self, step: int) -> None:
-        """Begin to record after a step that this or another process has come to."""
+    def _begin_session(self, step: int, chain: Sequence[Session] | None = None, *, anew: bool = False) -> None:
+        """Begin to record after a step, with the sessions that led there, if known; `anew` if averages begin again."""
+        self._background.wait()  # the new session is to know what the old one wrote
         self._known, self._era = step, self._source.era
         self._calls: dict[int, int] = {}  # since then, by the clock of the optimizer
+        self._most = self._belay.step  # then, of the optimizer that took the most
         self._due = self.rhythm.next(step)
-        past = Folder(self.folder).sessions
-        generation = 1 + max((session.generation for session in past), default=-1)
-        new = Session(f"{generation}-{uuid.uuid4().hex[:8]}", step)
-        self.sessions = (*takewhile(lambda session: session.start < step, past), new)
+        found = Folder.of_run(self.folder, self.sessions)
+        following = found.following(step, None if anew else self._source.begins, chain)
+        self.sessions = agreed(following, self._step_group)
+        self._source.recall(found.snapshots, self.sessions, anew=anew)
+        self._rest.begin(found.rest_of(self.sessions))
         self.recorded = [each for each in self.recorded if each <= step]
         self._tidied = self._known_gaps = False
-
-    def _write_rest(self) -> None:
-        """Write what is not trained, once."""
-        rest = self._source.rest()
-        if self._group is not None and rest:
-            save_sharded(self.folder / rest_name(sharded=True), rest, self._group, {})
-        elif self._first and rest:
-            write_tensors(self.folder / rest_name(), rest, {"torchbelay": __version__})
 
     # Steps -------------------------------------------------------------------------------------------------------
 
@@ -176,8 +148,9 @@ class Recorder:
         Steps that mixed precision skipped do not count, and only the device knows them.
         """
         if self._source.era != self._era:  # a state was loaded: this step came after it
-            self._background.wait()  # the new session is to know what the old one wrote
-            self._begin_session(self._belay.step - 1)
+            step, seen = self._belay.step - 1, self._most + max(self._calls.values(), default=0)
+            # This session does not lead to a state from after all steps that it saw, perhaps of another run.
+            self._begin_session(step, self.sessions[:-1] if seen < step else self.sessions)
             self._history.restart(self._known)
         if work.update is not None and work.update.rate is not None:
             self._note_given_rate()
@@ -186,11 +159,17 @@ class Recorder:
         self._calls[optimizer] = self._calls.get(optimizer, 0) + 1
         if self._calls[optimizer] < self._due - self._known:
             return
-        self._known, self._calls = self._source.step, {}
+        self._known, self._most, self._calls = self._source.step, self._belay.step, {}
         if self._known >= self._due:
             self._due = self.rhythm.next(self._known)
             if self._source.began:
                 self._record(self._known)
+
+    def _begin_again(self) -> None:
+        """Record the weights at which the averages have just begun again; nothing leads there from the steps before."""
+        self._begin_session(self._source.step, self.sessions, anew=True)  # the last one may not have written yet
+        self._history.restart(self._known)
+        self._record_first()
 
     def _note_given_rate(self) -> None:
         """Note that the main average is not what its method makes it."""
@@ -210,13 +189,20 @@ class Recorder:
             raise RuntimeError("record() inside averaged(): leave the block first")
         self._record(self._source.step)
 
-    def _record(self, step: int, names: Sequence[str | None] | None = None) -> None:
+    def _record_first(self) -> None:
+        """Record the weights at which averages begin, and all that is not trained, which is written from its place."""
+        self._record(self._known, [None], copy_rest=False)
+        if self._source.rest():
+            self._background.wait()
+
+    def _record(self, step: int, names: Sequence[str | None] | None = None, *, copy_rest: bool = True) -> None:
         self._tell_problems()
         if names is None:
             names = (*self.names, None) if self.weights else self.names
         if self._left_out(step) or (self._group is None and not self._first):
             return
-        contents = [self._source.take(name, step, self.sessions) for name in names]
+        contents = self._rest.take(step, self.sessions, copy=copy_rest)
+        contents += [self._source.take(name, step, self.sessions) for name in names]
         self._warn_of_gaps()
         history = self._history.cut(step)
         self._background.add(partial(self._write, contents, history), sum(content.nbytes for content in contents))
@@ -244,7 +230,7 @@ class Recorder:
         if self._known_gaps:
             return
         self._known_gaps = True
-        for table in self._history.missing(Folder(self.folder)):
+        for table in self._history.missing(Folder.of_run(self.folder, self.sessions), self.sessions):
             warn(
                 f"the couplings of steps before {self._history.low} of {table} are not known: synthesize() cannot use "
                 "these snapshots. Save the Recorder's state_dict() in your checkpoints, and load it after a resume"
@@ -263,26 +249,26 @@ class Recorder:
                 name = history_name(contents[0].about.sessions[-1].name, low, high)
                 write_tensors(self.folder / name, tables, {"torchbelay": __version__})
         for content in contents:
+            self._put(content)
+        if self._first:
+            self._tidy()
+
+    def _put(self, content: Content) -> None:
+        try:
             if self._group is not None:
                 write_sharded(self.folder, content, self._group)
             else:
                 write(self.folder, content)
-        if self._first:
-            self._tidy()
+        except BaseException:
+            self._rest.lost |= bool(content.about.values)
+            raise
 
     def _tidy(self) -> None:
-        """Remove snapshots of sessions that were given up, and those that are too old."""
+        """Remove what is not needed any more; without `keep`, once per session."""
         if self._tidied and self.keep is None:
             return
-        found = Folder(self.folder)
-        for path in found.stale:
-            discard(path)
+        tidy(Folder(self.folder), self.keep)
         self._tidied = True
-        if self.keep is not None:
-            old = [step for step in found.steps if step > 0][: -self.keep]
-            for each in found.snapshots:
-                if each.step in old:
-                    discard(each.path)
 
     # Ending ------------------------------------------------------------------------------------------------------
 
@@ -310,8 +296,9 @@ class Recorder:
         finally:
             self._open = False
             for part in self._source.parts.each:
-                others = (each for each in part.stepper.observers if each != self._observe)
-                part.stepper.observers = tuple(others)
+                part.stepper.observers = tuple(each for each in part.stepper.observers if each != self._observe)
+            observers = self._belay._reset_observers
+            self._belay._reset_observers = tuple(each for each in observers if each != self._begin_again)
             try:
                 self._background.wait()
             finally:
@@ -329,7 +316,7 @@ class Recorder:
     # Numbers -----------------------------------------------------------------------------------------------------
 
     def disk_use(self, steps: int) -> int:
-        """Return the bytes that the folder of a run of so many steps takes."""
+        """Return the bytes that the folder of a run of so many steps takes, if only what is trained changes."""
         count = self.rhythm.count(arguments.whole("steps", steps, low=1))
         count = count if self.keep is None else min(count, self.keep)
         rest = sum(t.numel() * t.element_size() for t in self._source.rest().values())
@@ -342,12 +329,27 @@ class Recorder:
         return sum(self._source.nbytes(name) for name in names)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs if an average depends on learning rates; empty for all others."""
-        return self._history.state_dict()
+        """Return which snapshots lead to the present step, and what no snapshot and no state of the Belay tells."""
+        state = self._source.state_dict()
+        if self._source.era != self._era:  # the Belay has loaded a state since: nothing that was noted leads to it
+            return state | {"low": self._belay.step, "runs": {}}
+        return state | self._history.state_dict() | {"sessions": [list(session) for session in self.sessions]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict()`, with the checkpoint that it was saved in."""
-        self._history.load_state_dict(state, self._known)
+        """Go on from `state_dict()`, with the checkpoint that it was saved in, before the next step; on every rank."""
+        if not self._open:
+            raise RuntimeError("load_state_dict() after close(): make a new Recorder")
+        told, step = self._source.told_by(state), self._belay.step
+        sessions = read_sessions(state.get("sessions", ()))
+        if sessions and self._source.era == self._era and step != self.sessions[-1].start:
+            raise RuntimeError(
+                f"load_state_dict() at step {step}, and the Recorder began at step {self.sessions[-1].start}: load the "
+                "states of the Belay and of the Recorder together, before the next step"
+            )
+        self._history.load_state_dict(state, step)
+        self._source.given, self._source.changed = told
+        if sessions and step > 0:
+            self._begin_session(step, sessions)
 
     def __repr__(self) -> str:
         what = ", ".join([*self.names, *(["weights"] if self.weights else [])])

@@ -5,7 +5,7 @@ that joined the optimizer later, there are several.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from .dynamics import Dynamics, Stories, method_of
 from .folder import Folder, Snapshot, Story
 from .least_squares import Column, Combination, Norm, combine, combine_powers, combine_profiles, matrix
 from .profiles import profile
-from .targets import Target, aim_at, decay, label, window
+from .targets import Aim, Target, aim_at, decay, label, window
 
 _ROUNDING = 1e-11  # relative to the norm of a profile
 _UPDATE = 1e-3  # the size of an update relative to that of a weight, by which rounding errors of snapshots are judged
@@ -52,6 +52,7 @@ class Known(NamedTuple):
     story: Story | None
     column: Column
     dtype: torch.dtype
+    begin: int = 0  # the steps that were taken before the averages began, or last began again
 
     @property
     def rounding(self) -> float:
@@ -60,12 +61,12 @@ class Known(NamedTuple):
 
     @property
     def power(self) -> tuple[float, float] | None:
-        """The time and the exponent of a power function that began with the run; None for anything else."""
-        story, step = self.story, self.column.step
-        if story is None or (story.born, story.every, story.table) != (0, 1, None) or not step:
+        """The time and the exponent of a power function that began with its part; None for anything else."""
+        story, age = self.story, self.column.step - self.begin
+        if story is None or (story.born, story.every, story.table) != (self.begin, 1, None) or not age:
             return None
         method = method_of(story)
-        return (float(step), method.exponent) if isinstance(method, power_ema) else None
+        return (float(age), method.exponent) if isinstance(method, power_ema) else None
 
 
 class Solver:
@@ -74,7 +75,9 @@ class Solver:
     def __init__(self, folder: Folder, at: int) -> None:
         self.folder, self.at = folder, at
         self._stories: dict[int, Stories] = {}
-        self.usable = [each for each in folder.snapshots if each.step <= at]
+        self.begin, self.usable, _ = folder.part(at)
+        if all(each.step == self.begin for each in self.usable):
+            raise ValueError(_why_nothing(folder, at, self.begin))
         contents = [_dtypes(snapshot) for snapshot in self.usable]
         last = [i for i, each in enumerate(self.usable) if each.step == self.usable[-1].step]
         # buffers are not averaged: those of the last snapshot count
@@ -91,7 +94,10 @@ class Solver:
     def _group(self, names: Sequence[str], contents: Sequence[Mapping[str, torch.dtype]]) -> "_Group":
         name = names[0]
         snapshots = {each: held[name] for each, held in zip(self.usable, contents, strict=True) if name in held}
-        at = self._own_step(name, list(snapshots))
+        snapshots = _since_last_birth(name, snapshots)
+        at, part = self._own_step(name, list(snapshots)), self._own_begin(name, list(snapshots))
+        born = min((story.born for each in snapshots if (story := each.story(name)) is not None), default=part)
+        begin = born if self._joined_late(born, snapshots) else part
         stories = self._stories.setdefault(at, Stories(self.folder, at))
         pulling = (each.pull.of(name) for each in snapshots)
         dynamics = Dynamics(stories, [story for story in pulling if story is not None])
@@ -100,13 +106,31 @@ class Solver:
             story, step = each.story(name), each.count(name)
             column = dynamics.weights(step) if story is None else dynamics.average(story, step)
             if column is not None:
-                known.append(Known(each, story, column, dtype))
-        if not any(each.column.step for each in known):
+                known.append(Known(each, story, column, dtype, begin))
+        if not any(each.column.step > begin for each in known):
             raise ValueError(
                 f"no snapshot tells how the average of {name!r} came about: its couplings depend on learning rates "
                 "that were not recorded; record averages that only watch, as torchbelay.snapshots.defaults()"
             )
-        return _Group(tuple(names), tuple(known), dynamics, at)
+        return _Group(tuple(names), tuple(known), dynamics, at, begin, part)
+
+    def _joined_late(self, born: int, snapshots: Container[Snapshot]) -> bool:
+        """Whether a tensor of these snapshots joined the optimizer when averages of others had begun."""
+        first = self.usable[0]
+        if first not in snapshots or first.is_first:
+            return first not in snapshots
+        return born > min((story.born for each in self.usable for story in each.told.stories), default=born)
+
+    def _own_begin(self, name: str, snapshots: Sequence[Snapshot]) -> int:
+        """Return the steps that the optimizer of a tensor had taken when the averages last began again."""
+        if self.begin == 0:
+            return 0
+        for each in snapshots:
+            if each.is_first:
+                return each.count(name)
+        if any(name in each.counts for each in snapshots):  # its averages tell; all of them began again then
+            return min(story.born for each in snapshots if (story := each.story(name)) is not None)
+        return self.begin
 
     def _own_step(self, name: str, snapshots: Sequence[Snapshot]) -> int:
         """Return the steps that the optimizer of a tensor had taken at the step that is asked for."""
@@ -125,7 +149,7 @@ class Solver:
         for group in self.groups:
             aim = self._own(target, group)
             if aim is None:
-                asked = aim_at(target, group.at)
+                asked = group.aim(target)
                 aim = group.dynamics.target(asked, group.at)
                 strange |= asked.pulls
             found.append(_solve(group, target, aim, norm))
@@ -153,6 +177,12 @@ class _Group(NamedTuple):
     known: tuple[Known, ...]
     dynamics: Dynamics
     at: int  # the steps that their optimizer had taken
+    begin: int  # those before the averages began, or last began again
+    part: int  # those before the averages of the first tensors did; a window may go back to before a tensor joined
+
+    def aim(self, target: Target) -> Aim:
+        """Return a target at the step; a method begins with the averages of these tensors."""
+        return aim_at(target, self.at, self.part if isinstance(target, window | decay) else self.begin)
 
 
 def _solve(group: _Group, target: Target, aim: Column, norm: Norm) -> Solution:
@@ -165,7 +195,7 @@ def _solve(group: _Group, target: Target, aim: Column, norm: Norm) -> Solution:
     rounding = torch.tensor([each.rounding for each in group.known], dtype=torch.float64)
     given = torch.cat([rows[:, :-2], torch.diag(rounding)])
     wanted = torch.cat([rows[:, -2], torch.zeros_like(rounding)])
-    found = combine(given, wanted) if norm == "updates" else _combine_profiles(group, target, aim.step)
+    found = combine(given, wanted) if norm == "updates" else _combine_profiles(group, target)
     error = float((given @ found.weights - wanted).norm())
     snapshots = tuple(each.snapshot for each in group.known)
     relative = _relative(error, float(away.norm()), _ROUNDING * float(wanted.norm()))
@@ -179,18 +209,19 @@ def _relative(error: float, distance: float, rounding: float) -> float:
     return 0.0 if error <= rounding else math.inf
 
 
-def _combine_profiles(group: _Group, target: Target, at: int) -> Combination:
+def _combine_profiles(group: _Group, target: Target) -> Combination:
     """Return EDM2's solution if all are power functions, else that of the same problem with the steps of this run.
 
     Points are the weights wherever they were, so that it does not matter what pulled them. An average that pulled is no
     average of points, and gets the weight 0.
     """
-    powers = [each.power for each in group.known if each.column.step]
+    at, begin = group.at, group.begin
+    powers = [each.power for each in group.known if each.column.step > begin]
     if isinstance(target, power_ema) and all(power is not None for power in powers):
-        chosen = [bool(each.column.step) for each in group.known]  # the first weights are no power function
-        found = combine_powers([power for power in powers if power is not None], (float(at), target.exponent))
+        chosen = [each.column.step > begin for each in group.known]  # the first weights are no power function
+        found = combine_powers([power for power in powers if power is not None], (float(at - begin), target.exponent))
     else:
-        asked = aim_at(target, at)
+        asked = group.aim(target)
         if asked.pulls:
             raise ValueError(f"{label(target)} pulls the weights: norm='profile' is not defined; use norm='updates'")
         stories = group.dynamics.stories
@@ -206,6 +237,28 @@ def _combine_profiles(group: _Group, target: Target, at: int) -> Combination:
     weights = torch.zeros(len(chosen), dtype=torch.float64)
     weights[torch.tensor(chosen)] = found.weights
     return Combination(weights, found.condition)
+
+
+def _since_last_birth(name: str, snapshots: Mapping[Snapshot, torch.dtype]) -> dict[Snapshot, torch.dtype]:
+    """Return the snapshots since the averages of a tensor last began: it may have left the optimizer and joined again.
+
+    No update leads there from the snapshots before, for nothing tells what happened to the tensor in the meantime.
+    """
+    births: dict[str | None, int] = {}
+    last = -1
+    for each in snapshots:
+        if (story := each.story(name)) is not None and story.born > births.setdefault(each.average, story.born):
+            births[each.average] = last = story.born
+    ends = {each: each.count(name) if (story := each.story(name)) is None else story.born + 1 for each in snapshots}
+    return {each: dtype for each, dtype in snapshots.items() if ends[each] > last}
+
+
+def _why_nothing(folder: Folder, at: int, begin: int) -> str:
+    """Return why no average can be made at a step before which only first weights were recorded, and the cure."""
+    later = [each.step for each in folder.snapshots if each.step > at]
+    cure = f"choose at={min(later)}, or another step that has snapshots" if later else "let the Recorder see more steps"
+    began = f"begun again by reset() at step {begin}" if begin else "begun at step 0"
+    return f"at={at}: the averages had {began}, and none was recorded since then; {cure}"
 
 
 def _dtypes(snapshot: Snapshot) -> dict[str, torch.dtype]:

@@ -52,6 +52,7 @@ class Synthesis:
     norm: Norm
     solutions: tuple[Solution, ...]
     copied: Mapping[str, Snapshot] = field(repr=False)  # buffers, and the snapshot that they are taken from
+    begin: int = 0  # the step of the last `reset()` before `at`, from which the target begins; 0 without one
 
     @property
     def weights(self) -> dict[tuple[str | None, int], float]:
@@ -81,7 +82,7 @@ class Synthesis:
 
     def assembly(self) -> Assembly:
         """Open the snapshots to read tensors; close it after use."""
-        return Assembly(self.solutions, self.copied, self.folder.rest)
+        return Assembly(self.solutions, self.copied, self.folder.rest_files(self.at))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the state dict one by one; memory is needed for one of them and a few MB."""
@@ -105,6 +106,7 @@ class Synthesis:
         about = {
             "average": label(self.target),
             "step": str(self.at),
+            **({"since": f"reset() at step {self.begin}"} if self.begin else {}),
             "predicted_error": f"{self.predicted_error:.3g}",
             "torchbelay": __version__,
         }
@@ -120,8 +122,9 @@ class Synthesis:
 
     def __str__(self) -> str:
         count = len(self.solutions[0].snapshots)
+        since = f" (begun again by reset() at step {self.begin:,})" if self.begin else ""
         return (
-            f"{label(self.target)} at step {self.at:,} from {count} snapshots: predicted error "
+            f"{label(self.target)} at step {self.at:,}{since} from {count} snapshots: predicted error "
             f"{self.predicted_error:.2g} of ‖w2 − w1‖, condition number {self.condition:.2g}"
         )
 
@@ -139,9 +142,11 @@ def synthesize(
     Args:
         folder: the folder that a `Recorder` wrote to.
         target: a method of `torchbelay.methods`, `window(n)`, `decay(n, shape)`, or a text such as
-            "ema(half_life=2000)". Methods begin with the run. A method that pulls the weights is the run's own if it
+            "ema(half_life=2000)". Methods begin with the run, or with its last `reset()` before `at`, as averages that
+            are trained along do; nothing from before it is used. A method that pulls the weights is the run's own if it
             was part of the run; else it gets the run's updates, with a warning: the gradients would have been others.
-        at: the step whose average is made; None for the last one with snapshots.
+        at: the step whose average is made; None for the last one with snapshots. The step of a `reset()` is the last
+            of what was before it.
         norm: "updates" minimises the predicted error; "profile" the distance of the profiles, as EDM2 does.
         max_error: refuse a target whose predicted error is larger.
 
@@ -179,7 +184,7 @@ def synthesize_all(
     found = Folder(folder)
     if found.last < 0:
         raise ValueError(f"folder={os.fspath(folder)!r} holds no snapshots; give the folder of a Recorder")
-    step = found.last if at is None else arguments.whole("at", at, low=1)
+    step = found.last_average if at is None else arguments.whole("at", at, low=1)
     if not found.steps[0] <= step <= found.last:
         raise ValueError(
             f"at={step}: the snapshots in {os.fspath(folder)!r} are of the steps {found.steps[0]} to {found.last}; "
@@ -187,7 +192,10 @@ def synthesize_all(
         )
     wanted = [check(target) for target in targets]
     solver = Solver(found, step)
-    results = [Synthesis(found, target, step, norm, solver.solve(target, norm), solver.copied) for target in wanted]
+    results = [
+        Synthesis(found, target, step, norm, solver.solve(target, norm), solver.copied, solver.begin)
+        for target in wanted
+    ]
     for result in results:
         if max_error is not None and not result.predicted_error <= max_error:
             raise ValueError(refusal(result, max_error))

@@ -111,13 +111,16 @@ class Aim(NamedTuple):
         return Life(watching(self.numbers), self.born)
 
 
-def aim_at(target: Target, at: int) -> Aim:
-    """Return a target at a step. A method begins with the run, as a copy of its first weights."""
+def aim_at(target: Target, at: int, begin: int = 0) -> Aim:
+    """Return a target at a step. A method begins with the run, or where its averages last began again, at `begin`."""
     if not isinstance(target, window | decay):
-        return Aim(couplings(target, at), inertias(target), 0)
+        return Aim(couplings(target, at - begin), inertias(target), begin)
     n = target.steps
-    if n > at:
-        raise ValueError(f"{target} asks for more steps than the {at} that the run had by then; give fewer steps")
+    if n > at - begin:
+        since = f" since reset() at step {begin}" if begin else ""
+        raise ValueError(
+            f"{target} asks for more steps than the {at - begin} that the run had by then{since}; give fewer steps"
+        )
     if isinstance(target, window):
         return Aim(couplings(methods.swa(), n), (None, None), at - n)
     x = torch.arange(n, dtype=torch.float64) / n

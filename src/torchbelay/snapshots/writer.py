@@ -19,7 +19,7 @@ from torchbelay.belay.slices import Slices
 from .checkpoint import TensorInfo
 from .content import Content
 from .files import sync
-from .folder import ABOUT, ABOUT_FILE, Snapshot
+from .folder import ABOUT, ABOUT_FILE, Folder, Snapshot
 from .layouts.safetensors import SafetensorsWriter
 
 TEMPORARY = ".tmp"  # how the name of what is not complete ends
@@ -91,7 +91,7 @@ def _readable(about: Snapshot) -> dict[str, str]:
     """Return what a person or another program finds in the metadata of a file."""
     methods = dict.fromkeys(story.method for story in about.told.stories)
     return {
-        "average": about.average or "none: the weights themselves",
+        "average": about.average or f"none: {'what is not trained' if about.values else 'the weights themselves'}",
         "method": "; ".join(methods),
         "step": str(about.step),
         "torchbelay": __version__,
@@ -103,7 +103,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     infos = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, t in tensors.items()}
     with replacing(path) as temporary, SafetensorsWriter(temporary, infos, {"format": "pt", **metadata}) as file:
         for name, tensor in tensors.items():
-            file.write(name, tensor.detach().cpu())
+            file.write(name, tensor.detach().cpu().contiguous())
 
 
 def write_sharded(folder: Path, content: Content, group: Any) -> None:
@@ -150,6 +150,29 @@ def discard(path: Path) -> None:
     gone = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     os.replace(path, gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def tidy(found: Folder, keep: int | None) -> None:
+    """Remove snapshots of sessions that were given up, and all but the last `keep` steps.
+
+    The weights at which averages began stay as long as snapshots that began with them do, and what is not trained stays
+    as it was at the first of the steps that are kept.
+    """
+    for path in found.stale:
+        discard(path)
+    if keep is None:
+        return
+    kept = sorted({each.step for each in found.snapshots if not each.is_first})[-keep:]
+    begins = {each.sessions[-1].begin for each in found.snapshots if each.step in kept and not each.is_first}
+    begins.add(found.sessions[-1].begin)
+    for each in found.snapshots:
+        if each.sessions[-1].begin not in begins if each.is_first else each.step not in kept:
+            discard(each.path)
+    newer: set[str] = set()
+    for each in reversed(found.part(kept[0]).rest if kept else []):
+        if each.copied <= newer:
+            discard(each.path)
+        newer |= each.copied
 
 
 def discard_leftovers(folder: Path) -> None:

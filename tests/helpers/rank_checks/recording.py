@@ -17,6 +17,13 @@ from .runs import EMA, Net, Run, agree, everything, fsdp, mine, on
 STEPS = range(24)
 
 
+def freeze(run: Run) -> None:
+    """Train the second layer alone."""
+    run.model.first.requires_grad_(False)
+    trained = [p for p in run.model.parameters() if p.requires_grad]
+    run.optimizer = torch.optim.SGD(trained, lr=0.1)
+
+
 def shared(folder: Path, name: str) -> Path:
     """A folder of this number of ranks."""
     return folder / f"{name}{dist.get_world_size()}"
@@ -30,6 +37,9 @@ def snapshots_of_shards_are_those_of_one_process(folder: Path) -> None:
     with Recorder(run.belay, path, every=4) as made:
         run.train(STEPS)
     assert made.recorded == [0, 4, 8, 12, 16, 20, 24]
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, made.state_dict())
+    assert states == [made.state_dict()] * len(states)  # any rank may save it
     dist.barrier()
     assert {each.path.suffix for each in Folder(path).snapshots} == {".dcp"}
     group = dist.new_group([dist.get_rank()], use_local_synchronization=True)  # each rank by itself
@@ -53,23 +63,79 @@ def snapshots_of_shards_are_those_of_one_process(folder: Path) -> None:
 
 @on(2)
 def what_is_frozen_in_a_sharded_model_is_written_once(folder: Path) -> None:
-    def freeze(run: Run) -> None:
-        run.model.first.requires_grad_(False)
-        trained = [p for p in run.model.parameters() if p.requires_grad]
-        run.optimizer = torch.optim.SGD(trained, lr=0.1)
-
     run = fsdp(EMA, before=freeze)
     path = shared(folder, "frozen")
     with Recorder(run.belay, path, every=2):
         run.train(range(4))
     dist.barrier()
-    assert (path / "rest.dcp").is_dir()
+    (rest,) = path.glob("*.rest.*")
+    assert rest.name.startswith("000000000.rest.0-")
+    assert rest.suffix == ".dcp"
     state = synthesize(path, EMA).state_dict()
     agree(
         {name: state[name] for name in ("first.weight", "second.weight")},
         {name: value for name, value in run.average().items() if name in ("first.weight", "second.weight")},
     )
     Net().load_state_dict(state, strict=True)
+    dist.barrier()
+
+
+@on(2)
+def what_changes_untrained_in_a_sharded_model_is_written_again(folder: Path) -> None:
+    run = fsdp(EMA, before=freeze)
+    path = shared(folder, "changed")
+    with Recorder(run.belay, path, every=2):
+        run.train(range(3))
+        if dist.get_rank() == 1:  # one rank alone sees it
+            for p in run.model.first.parameters():
+                p.data.to_local().fill_(7.0)
+        run.train(range(3, 8))
+        whole = {name: p.full_tensor() for name, p in run.model.named_parameters() if name.startswith("first")}
+    dist.barrier()
+    assert sorted(each.name.partition(".")[0] for each in path.glob("*.rest.*")) == ["000000000", "000000004"]
+    state, before = synthesize(path, EMA).state_dict(), synthesize(path, EMA, at=2).state_dict()
+    agree({name: state[name] for name in whole}, whole)
+    assert any(bool((value == 7).any()) for value in whole.values())
+    assert not any(bool((before[name] == 7).any()) for name in whole)
+    dist.barrier()
+
+
+@on(2)
+def rows_that_trade_places_between_shards_are_written_again(folder: Path) -> None:
+    run = fsdp(EMA, before=freeze)
+    path = shared(folder, "traded")
+    with Recorder(run.belay, path, every=2):
+        run.train(range(3))
+        rows = run.model.first.weight.data.to_local()[:2]
+        parts = [torch.empty_like(rows) for _ in range(2)]
+        dist.all_gather(parts, rows.contiguous())
+        rows.copy_(parts[1 - dist.get_rank()])
+        run.train(range(3, 6))
+        whole = run.model.first.weight.full_tensor()
+    dist.barrier()
+    assert torch.equal(synthesize(path, EMA).state_dict()["first.weight"], whole)
+    assert not torch.equal(synthesize(path, EMA, at=2).state_dict()["first.weight"], whole)
+    dist.barrier()
+
+
+@on(2)
+def a_sharded_recording_begins_again_at_a_reset(folder: Path) -> None:
+    run = fsdp(EMA, before=freeze)
+    path = shared(folder, "reset")
+    with Recorder(run.belay, path, every=2):
+        run.train(range(5))
+        with torch.no_grad():
+            for p in run.model.parameters():
+                p.mul_(2.0)
+        run.belay.reset()
+        run.train(range(5, 9))
+    dist.barrier()
+    found = synthesize(path, EMA)
+    assert found.begin == 5
+    assert sorted(each.name.partition(".")[0] for each in path.glob("*.rest.*")) == ["000000000", "000000005"]
+    wanted = run.average()
+    state = found.state_dict()
+    agree({name: state[name] for name in wanted}, wanted)
     dist.barrier()
 
 

@@ -121,12 +121,61 @@ def test_weights_that_share_memory_with_something_else_get_their_own(tmp_path: P
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.pt", "b.pt"]
 
 
+def test_a_memory_of_many_tensors_is_carried_along_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, other = torch.arange(3000.0), torch.arange(5.0)
+    beside = [memory[3 * i : 3 * i + 3] for i in range(1000)] + [other, other]
+    torch.save({"model": {"w": torch.ones(2)}, "beside": beside}, tmp_path / "a.pt")
+    copy, copied = torch.UntypedStorage.copy_, []
+
+    def counting(self: Any, source: Any, *options: Any) -> Any:
+        copied.append(self.nbytes())
+        return copy(self, source, *options)
+
+    monkeypatch.setattr(torch.UntypedStorage, "copy_", counting)
+    made = doubled(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert sorted(copied) == [20, 12_000]
+    assert all(map(torch.equal, made["beside"], beside))
+
+
 def test_strides_stay_as_they_are(tmp_path: Path) -> None:
     kernel = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     torch.save({"k": kernel, "t": torch.randn(3, 4).T}, tmp_path / "a.pt")
     made = doubled(tmp_path / "a.pt", tmp_path / "b.pt")
     assert torch.equal(made["k"], 2 * kernel)
     assert (made["k"].stride(), made["t"].stride()) == (kernel.stride(), (1, 4))
+
+
+def test_expanded_tensors_are_written_whole_and_carried_along_as_they_are(tmp_path: Path) -> None:
+    """In memory that is as large as they look, also that of a larger tensor: 6 rows of which all are the first."""
+    expanded = {
+        "row": torch.arange(36.0).view(6, 6)[:1].expand(6, 6),
+        "small": torch.arange(3.0).expand(2, 3),
+        "overlapping": torch.arange(9.0).as_strided((3, 3), (2, 2)),
+    }
+    beside = {"row": torch.arange(36.0).view(6, 6)[1:2].expand(6, 6), "none": torch.empty(0)}
+    torch.save({"model": expanded, "beside": [beside["row"], beside["none"]]}, tmp_path / "a.pt")
+    made = doubled(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert made["model"]["row"][5].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    assert all(torch.equal(made["model"][name], 2 * tensor) for name, tensor in expanded.items())
+    assert all(torch.equal(new, old) for new, old in zip(made["beside"], beside.values(), strict=True))
+    assert made["beside"][0].stride() == (0, 1)
+
+
+def test_conjugate_and_negated_views_are_written_as_the_values_that_they_show(tmp_path: Path) -> None:
+    views = {"conjugate": torch.randn(3, dtype=torch.complex64).conj(), "negated": torch._neg_view(torch.randn(3))}
+    torch.save(views, tmp_path / "a.pt")
+    made = doubled(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert all(torch.equal(made[name], 2 * view) for name, view in views.items())
+
+
+def test_views_that_show_other_values_of_one_memory_are_not_tied(tmp_path: Path) -> None:
+    weights = torch.randn(3, dtype=torch.complex64)
+    views = {"plain": weights, "conjugate": weights.conj(), "same": weights.conj()}
+    torch.save(views, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        assert checkpoint.tied == (("conjugate", "same"),)
+    made = doubled(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert all(torch.equal(made[name], 2 * view) for name, view in views.items())
 
 
 def test_a_file_that_is_not_written_whole_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import set_default_mmap_options, skip_data
 
+from torchbelay.belay.overlap import place
+from torchbelay.ops.strides import is_dense
 from torchbelay.snapshots.checkpoint import Checkpoint, Output, TensorInfo
 from torchbelay.snapshots.files import Handles, buffer, reserve, write_bytes
 
@@ -57,9 +59,7 @@ class TorchCheckpoint(Checkpoint):
         groups: dict[object, list[str]] = {}
         for name, (file, tensor) in self.found.items():
             if tensor.numel():
-                groups.setdefault((file, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()), []).append(
-                    name
-                )
+                groups.setdefault((file, place(tensor)), []).append(name)
         return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
     def output(self, destination: Path, about: Mapping[str, str], apart: Collection[str] = ()) -> Output:
@@ -178,9 +178,11 @@ class _Files(Output):
         weights, _ = find_state(made, key, str(path))
         own = {name: tensor.detach() for name, tensor in weights.items() if isinstance(tensor, Tensor)}
         ours = {id(tensor) for tensor in weights.values()}
+        copied: set[int] = set()
         for old, new in zip(_tensors(whole), _tensors(made), strict=True):
-            if id(new) not in ours:
-                new.detach().copy_(old.detach())
+            if id(new) not in ours and _memory(new) not in copied:
+                new.untyped_storage().copy_(old.untyped_storage())  # all of it: elements may share places
+                copied.add(_memory(new))
         self.targets |= own
         if (begin := _address(path, _tensors(made))) is not None:
             rows = {name: tensor for name, tensor in own.items() if tensor.is_contiguous()}
@@ -239,11 +241,12 @@ def _give_memory(state: MutableMapping[str, Any], everything: Sequence[Tensor], 
     groups: dict[object, list[str]] = {}
     for name, tensor in state.items():
         if isinstance(tensor, Tensor) and tensor.numel():
-            view = (_memory(tensor), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-            groups.setdefault(name if name in apart else view, []).append(name)
+            groups.setdefault(name if name in apart else (_memory(tensor), place(tensor)), []).append(name)
     for names in groups.values():
         old = state[names[0]]
-        if users[_memory(old)] == len(names) and old.untyped_storage().nbytes() == old.numel() * old.element_size():
+        is_filled = old.untyped_storage().nbytes() == old.numel() * old.element_size()
+        is_plain = not (old.is_conj() or old.is_neg())  # values are written as they are
+        if users[_memory(old)] == len(names) and is_filled and is_plain and is_dense(old):
             continue
         empty = torch.empty(old.shape, dtype=old.dtype, device="cpu")
         for name in names:
