@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,13 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         key = {"kind": "run", "arm": arm.name, "theta": arm.theta, "lr": lr, "seed": seed, "split": split}
         return key | {"losses": {"w1": 2.345, "w2": 1.234}, "fresh": 1.234}
 
+    def pretend_to_look(self: object, arm: Arm, lr: float, seed: int, looks: Sequence[int]) -> Record:
+        found.append(arm.name)
+        key = {"kind": "curvature", "arm": arm.name, "theta": arm.theta, "lr": lr, "seed": seed, "products": 10}
+        return key | {"curvatures": [[step, 2.0] for step in looks]}
+
     monkeypatch.setattr(study.Trainer, "run", pretend)
+    monkeypatch.setattr(study.Trainer, "trace", pretend_to_look)
     monkeypatch.setattr(study, "QUICK", replace(study.QUICK, corpus=400_000))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return found
@@ -93,7 +100,8 @@ def test_the_records_are_those_that_the_package_would_show(
     assert json.loads(first)["records"] == len(rest)
     assert json.loads(first)["device"] == "CPU"
     plates = study.draw([json.loads(line) for line in rest])
-    assert [plate.name for plate in plates] == ["gpt-rates", "gpt-arms", "gpt-effects", "gpt-hypotheses"]
+    names = ("rates", "curvature", "floor", "arms", "effects", "hypotheses")
+    assert [plate.name for plate in plates] == [f"gpt-{name}" for name in names]
 
 
 def test_the_complete_seeds_of_earlier_records_are_taken(
@@ -105,3 +113,26 @@ def test_the_complete_seeds_of_earlier_records_are_taken(
     seeds = ", ".join(map(str, complete))
     assert f"figure4: seeds {seeds} are taken from {kept}" in capsys.readouterr().out
     assert len(list((tmp_path / "cache").rglob("figure4-*.jsonl"))) == len(complete)
+
+
+def test_the_runs_of_earlier_records_are_taken(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path))
+    whole = [*trained]
+    trained.clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
+    run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path / "again"), "--have", str(tmp_path / "gpt.jsonl"))
+    assert whole
+    assert trained == []
+    assert records.read(tmp_path / "again" / "gpt.jsonl")[1] == records.read(tmp_path / "gpt.jsonl")[1]
+
+
+def test_what_it_refuses_it_says_in_a_line(trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path))
+    trained.clear()
+    head, (about, *lines) = records.read(tmp_path / "gpt.jsonl")
+    records.write(tmp_path / "other.jsonl", head, [about | {"batch": 3}, *lines])
+    with pytest.raises(SystemExit, match=r"^study\.py: the records to go on from have batch 3, not \d+: run all anew$"):
+        run(monkeypatch, "gpt", "--quick", "--out", str(tmp_path), "--have", str(tmp_path / "other.jsonl"))
+    assert trained == []

@@ -13,9 +13,10 @@ from torchbelay.lab.answer import Answer
 from torchbelay.lab.claims.study import PARTS, holm_bars, judge_study, read_study, study_plate
 from torchbelay.lab.gpt import analysis, study
 from torchbelay.lab.gpt.arms import ARMS
-from torchbelay.lab.gpt.training import BETA2, CLIP
+from torchbelay.lab.gpt.training import BETA2, CLIP, PRODUCTS
 from torchbelay.lab.hypotheses import FAMILY, LEVEL
 from torchbelay.lab.part import MISSING, Table
+from torchbelay.lab.report.words import listed
 from torchbelay.lab.score import penalty, prediction, studies, warm_up
 from torchbelay.lab.score.analysis import FAILED
 from torchbelay.lab.score.formats import DATASETS
@@ -55,7 +56,10 @@ def test_it_has_every_test_of_the_family_with_its_least_number_of_seeds() -> Non
         f"{FULL.steps:,} steps, {FULL.warmup} of them warm-up, AdamW (β2 {BETA2:g}, weight decay 0.1, gradients "
         f"clipped at {CLIP:g})",
         "Rates 0.0003, 0.00058, 0.0011, 0.0021, 0.0041 and 0.008. Averages have c = 0.01.",
-        f"at most {study.count(FULL)} runs",
+        f"S3 has at most {study.count(FULL)} runs",
+        f"curvature is measured after steps {listed([f'{step:,}' for step in FULL.looks])}",
+        f"by {PRODUCTS} products of Lanczos' method, in float32, on {FULL.batch // 4} windows",
+        f"All {len(study.tracing(FULL, study.MEASURED)) * len(FULL.looks)} measurements are drawn",
         f"x = lr·h is spread evenly over its logarithm from {prediction.BOTTOM:g} to {prediction.PRIMARY:g}",
         f"for tops of x from {min(prediction.TOPS):g} to {max(prediction.TOPS):g}",
     ],
@@ -73,6 +77,12 @@ def test_its_seeds_and_rates_are_those_of_the_code() -> None:
     assert FULL.lrs == (3e-4, 5.8e-4, 1.1e-3, 2.1e-3, 4.1e-3, 8e-3)
     assert (FULL.tuned_on, FULL.judged_on, FULL.rate) == (2, 5, 0.01)
     assert len(ARMS) == 7
+
+
+def test_it_says_that_an_addition_without_records_has_not_been_run() -> None:
+    traced = [line for line in kept_records.lines("gpt") if line["kind"] == "curvature"]
+    what_happened = TEXT.partition("## What happened")[2]
+    assert bool(traced) or "the second addition has not been run yet" in what_happened
 
 
 def test_its_prediction_is_the_committed_one() -> None:

@@ -5,45 +5,13 @@ import re
 
 import pytest
 
-from helpers import kept_records
-from helpers.captions import check_brevity
+from helpers.language import ABOUT, LRS, make, study
 from torchbelay.lab.answer import Answer
 from torchbelay.lab.gpt import figures
 from torchbelay.lab.gpt.analysis import Runs, judged, width_ratio
-from torchbelay.lab.gpt.arms import ARMS, BELAY, CONSTANT, HALF, QUARTER
+from torchbelay.lab.gpt.arms import BELAY, CONSTANT, HALF, QUARTER
 from torchbelay.lab.hypotheses import Hypothesis
-from torchbelay.lab.part import Record, Table
-
-LRS = (0.001, 0.002, 0.004, 0.008)
-
-
-def make(arm: str, lr: float, seed: int, loss: float | None, split: str = "judge") -> Record:
-    losses = {"w1": loss, "w2": loss, **dict.fromkeys(ARMS[arm].spectators, loss)}
-    theta = ARMS[arm].theta
-    key = {"kind": "run", "arm": arm, "theta": theta, "lr": lr, "seed": seed, "split": split}
-    return {**key, "losses": losses, "fresh": loss}
-
-
-def curve(arm: str, losses: list[float | None], seeds: int = 5) -> list[Record]:
-    """Runs of an arm at all rates: two seeds for tuning, and some for judging, all a little different."""
-    found = []
-    for split, first, count in (("tune", 0, 2), ("judge", 1000, seeds)):
-        for seed in range(first, first + count):
-            for lr, loss in zip(LRS, losses, strict=True):
-                noisy = None if loss is None else loss * (1 + 1e-4 * (seed % 7) + 1e-5 * ((seed * len(arm)) % 5))
-                found.append(make(arm, lr, seed, noisy, split))
-    return found
-
-
-def study(seeds: int = 5, **special: list[float | None]) -> Runs:
-    losses = {
-        CONSTANT.name: [1.1, 1.0, 1.1, 1.3],
-        QUARTER.name: [1.1, 1.0, 1.01, 1.015],
-        HALF.name: [1.1, 1.0, 1.1, 1.3],
-        BELAY.name: [1.1, 1.0, 1.1, 1.3],
-    }
-    losses |= special
-    return Runs([record for arm, values in losses.items() for record in curve(arm, values, seeds)])
+from torchbelay.lab.part import Table
 
 
 def test_the_best_rate_is_that_of_the_seeds_for_tuning() -> None:
@@ -155,26 +123,6 @@ def test_the_ratio_of_two_ranges_is_that_of_their_ends() -> None:
     assert "ratio" not in by_id(study(seeds=1))["H2 θ = −0.25"].numbers
 
 
-ABOUT = {
-    "kind": "protocol",
-    "complete": True,
-    "layers": 1,
-    "width": 8,
-    "context": 8,
-    "batch": 2,
-    "steps": 10,
-    "warmup": 1,
-    "rate": 0.01,
-    "bytes": {"train": 1, "tune": 1, "judge": 1},
-    "packages": 1,
-    "digest": "0" * 64,
-    "device_s": 1,
-    "date": "2026-01",
-    "device": "CPU",
-    "torch": "2",
-}
-
-
 def test_the_plates_are_drawn_from_records_alone() -> None:
     plates = {plate.name: plate for plate in figures.draw([ABOUT, *study().all])}
     assert set(plates) == {"gpt-rates", "gpt-arms", "gpt-effects", "gpt-hypotheses"}
@@ -210,92 +158,6 @@ def test_a_curve_that_leaves_the_figure_is_told_in_words() -> None:
     (told,) = (note for note in curves.notes if note.startswith("At 0.008, the mean losses are: "))
     assert "θ = −0.5 – (5 of 5 lost)" in told
     assert "not complete" not in " ".join(curves.notes)
-
-
-def sharp(points: dict[float, float], loss: float | None = 1.0) -> list[Record]:
-    """EMA's runs for tuning, with a curvature that is the given number over the rate."""
-    return [make(CONSTANT.name, lr, 0, loss, "tune") | {"sharpness": x / lr} for lr, x in points.items()]
-
-
-def test_points_above_the_limit_of_a_quadratic_are_counted() -> None:
-    """With Adam's momentum β, the limit of θ = 0 is 2(1 + β)/(1 − β), which is 38."""
-    others = [r for r in study().all if (r["arm"], r["split"]) != (CONSTANT.name, "tune")]
-    curves = figures.draw([ABOUT, *others, *sharp({0.001: 37.9, 0.002: 38.1, 0.004: 50.0, 0.008: -60.0})])[0]
-    (told,) = (note for note in curves.notes if "lie above" in note)
-    assert told == (
-        "2 of 3 points at the right lie above the limit of their θ: θ = 0 (EMA) 2 of 3. None of those runs diverged, "
-        "so the limit for a quadratic is not one for this network."
-    )
-    assert "; 2 of 3 points lie above theirs." in curves.caption
-    lost = figures.draw([ABOUT, *others, *sharp({0.001: 37.9}), *sharp({0.002: 39.0}, loss=None)])[0]
-    (told,) = (note for note in lost.notes if "lie above" in note)
-    assert told.endswith("θ = 0 (EMA) 1 of 2. 1 of those runs diverged.")
-    below = figures.draw([ABOUT, *others, *sharp({0.001: 37.9})])[0]
-    assert "lie above" not in " ".join((below.caption, *below.notes))
-
-
-def test_most_points_of_the_kept_runs_lie_above_the_limit_and_none_is_lost() -> None:
-    lines = kept_records.lines("gpt")
-    found = [r for r in lines if r["kind"] == "run" and r.get("sharpness") is not None and r["sharpness"] > 0]
-    ema = [r for r in found if r["arm"] == CONSTANT.name]
-    above = sum(r["lr"] * r["sharpness"] > 38 for r in ema)
-    (told,) = (note for note in figures.draw(lines)[0].notes if "lie above" in note)
-    count, total = map(int, told.split(" points")[0].split(" of "))
-    assert total == len(found) < 2 * count
-    assert f"θ = 0 (EMA) {above} of {len(ema)}" in told
-    assert all(r["losses"]["w2"] is not None for r in found)
-    assert "None of those runs diverged" in told
-
-
-def test_runs_of_negative_curvature_have_no_point_and_are_told_with_their_losses() -> None:
-    lines = kept_records.lines("gpt")
-    measured = [r for r in lines if r["kind"] == "run" and r.get("sharpness") is not None]
-    negative = [r for r in measured if r["sharpness"] <= 0]
-    plates = {plate.name: plate for plate in figures.draw(lines)}
-    for name in ("gpt-rates", "gpt-floor"):
-        (told,) = (note for note in plates[name].notes if "no point, because" in note)
-        assert told.startswith(f"{len(negative)} of {len(measured)} measured runs")
-        for r in negative:
-            best = min(other["losses"]["w2"] for other in measured if other["arm"] == r["arm"])
-            assert f"{r['losses']['w2']:.4f} at {r['lr']:g}" in told
-            assert f"({best:.4f} at the best rate)" in told
-    positive = [r for r in lines if r not in negative]
-    assert not any("no point, because" in note for plate in figures.draw(positive) for note in plate.notes)
-
-
-def test_the_notes_say_where_the_floor_is_drawn_and_when_the_curvature_was_measured() -> None:
-    (about,) = (line for line in kept_records.lines("gpt") if line["kind"] == "protocol")
-    notes = " ".join(figures.draw(kept_records.lines("gpt"))[0].notes)
-    assert f"after the last of {about['steps']:,} steps of the first seed for tuning" in notes
-    floor = -0.1 / (1 - 0.9 * 0.99)  # −(1 − β)/(1 − β(1 − c))
-    assert about["rate"] == 0.01
-    assert "no axis here is θ: the next figure has it." in notes
-    assert f"At β1 = 0.9 and averaging rate 0.01 it is −{-floor:.2f}; every θ drawn lies above it." in notes
-    short = figures.draw([ABOUT | {"rate": 0.5}, *study().all])[0]  # the floor of so short an average is −0.18
-    assert "it is −0.18; below it: θ = −0.25 and θ = −0.5." in " ".join(short.notes)
-
-
-def test_the_floor_and_the_limit_are_drawn_over_theta_with_the_curvatures_of_the_runs() -> None:
-    lines = kept_records.lines("gpt")
-    (plate,) = [plate for plate in figures.draw(lines) if plate.name == "gpt-floor"]
-    check_brevity(plate)
-    (ax,) = plate.figure.axes  # type: ignore[union-attr]
-    curve, floor, *circles = ax.lines
-    limits = dict(zip([round(float(theta), 3) for theta in curve.get_xdata()], curve.get_ydata(), strict=True))
-    assert floor.get_xdata()[0] == pytest.approx(-0.1 / (1 - 0.9 * 0.99))
-    left = [limit for theta, limit in limits.items() if theta < floor.get_xdata()[0]]
-    assert max(left) < min(limit for theta, limit in limits.items() if floor.get_xdata()[0] < theta < 0.5) / 2
-    found = [r for r in lines if r["kind"] == "run" and (r.get("sharpness") or 0) > 0]
-    shown = sorted(float(line.get_ydata()[0]) for line in circles if len(line.get_ydata()))
-    assert shown == pytest.approx(sorted(r["lr"] * r["sharpness"] for r in found))
-    (told,) = (note for note in figures.draw(lines)[0].notes if "lie above" in note)
-    assert plate.caption.endswith(f"Below the floor: no run; above the limit: {told.split(' points')[0]}.")
-
-
-def test_every_curvature_of_the_kept_runs_is_of_the_first_seed_for_tuning() -> None:
-    lines = [line for line in kept_records.lines("gpt") if line["kind"] == "run"]
-    first = min(line["seed"] for line in lines if line["split"] == "tune")
-    assert {(line["seed"], line["split"]) for line in lines if "sharpness" in line} == {(first, "tune")}
 
 
 def test_every_plate_says_what_theta_below_zero_is() -> None:

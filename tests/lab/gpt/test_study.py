@@ -10,8 +10,22 @@ from torchbelay.lab.gpt import study
 from torchbelay.lab.gpt.analysis import Runs
 from torchbelay.lab.gpt.arms import ARMS, BELAY, CONSTANT, COSINE, HALF, QUARTER, Arm
 from torchbelay.lab.gpt.network import Shape
-from torchbelay.lab.gpt.study import CURVES, FULL, QUICK, STAGES, Lane, count, judging, refining, scouting
-from torchbelay.lab.part import Record, Settings
+from torchbelay.lab.gpt.study import (
+    AT_LAST,
+    CURVES,
+    FULL,
+    MEASURED,
+    QUICK,
+    STAGES,
+    Lane,
+    completing,
+    count,
+    judging,
+    refining,
+    scouting,
+    tracing,
+)
+from torchbelay.lab.part import LabError, Record, Settings
 from torchbelay.lab.records import without_times
 from torchbelay.lab.registry import PARTS
 
@@ -32,6 +46,21 @@ def test_it_is_a_part() -> None:
 def make_run(arm: Arm, lr: float, seed: int, split: str) -> Record:
     losses = {"w1": 2.0, "w2": 2.0}
     return {"kind": "run", "arm": arm.name, "lr": lr, "seed": seed, "split": split, "losses": losses, "fresh": 2.0}
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, trained: list[str]) -> None:
+    """Let runs be made up, and note the arm of each."""
+
+    def run(self: object, arm: Arm, lr: float, seed: int, split: str) -> Record:
+        trained.append(arm.name)
+        return make_run(arm, lr, seed, split)
+
+    def trace(self: object, arm: Arm, lr: float, seed: int, looks: tuple[int, ...]) -> Record:
+        trained.append(arm.name)
+        return {"kind": "curvature", "arm": arm.name, "lr": lr, "seed": seed, "curvatures": [[n, 1.0] for n in looks]}
+
+    monkeypatch.setattr(study.Trainer, "run", run)
+    monkeypatch.setattr(study.Trainer, "trace", trace)
 
 
 def record(lane: Lane) -> Record:
@@ -55,7 +84,7 @@ def whole() -> list[Lane]:
         found += scouting(FULL, stage.tuned)
         for more, arms in ((refining, stage.tuned), (judging, stage.judged)):
             found += more(FULL, arms, Runs([record(lane) for lane in found]))
-    return found
+    return found + completing(FULL, AT_LAST, Runs([record(lane) for lane in found])) + tracing(FULL, MEASURED)
 
 
 def test_every_arm_is_tuned_on_two_seeds_and_judged_on_five_others() -> None:
@@ -81,27 +110,50 @@ def test_the_second_seed_tunes_around_the_best_rate_of_the_first() -> None:
     assert [lane.lr for lane in refining(FULL, [HALF], Runs(first))] == [*FULL.lrs[:2]]  # the best is at an end
 
 
-def test_curves_are_judged_at_every_rate_and_the_others_at_their_best() -> None:
+def test_curves_are_judged_at_every_rate_and_the_others_first_at_their_best() -> None:
     lanes = whole()
     for arm in (CONSTANT, QUARTER, HALF):
         assert arm in CURVES
         assert rates(lanes, arm, 1000) == [*FULL.lrs]
-    assert rates(lanes, BELAY, 1000) == [FULL.lrs[2]]
-    assert rates(lanes, COSINE, 1000) == [*FULL.lrs[1:3]]
+    assert rates(lanes, BELAY, 1000)[:1] == [FULL.lrs[2]]
+    assert rates(lanes, COSINE, 1000)[:2] == [*FULL.lrs[1:3]]
+
+
+def test_at_last_every_arm_is_judged_at_every_rate_seed_by_seed() -> None:
+    lanes = whole()
+    for arm in ARMS.values():
+        for seed in range(1000, 1005):
+            assert sorted(rates(lanes, arm, seed)) == [*FULL.lrs]
+    judged = [lane for lane in lanes if lane.split]
+    added = judged[-(3 * 5 + 4) * 5 :]  # cosine has two best rates
+    assert {lane.arm.name for lane in added} == {arm.name for arm in AT_LAST}
+    assert [lane.seed for lane in added] == sorted(lane.seed for lane in added)
+    assert not any(Runs([record(lane) for lane in judged[: -len(added)]]).is_judged_everywhere(a.name) for a in AT_LAST)
+    assert all(Runs([record(lane) for lane in judged]).is_judged_everywhere(name) for name in ARMS)
 
 
 def test_what_the_hypotheses_need_comes_first_and_seed_by_seed() -> None:
     lanes = whole()
-    needed = [lane for lane in lanes if lane.split == "judge" and lane.arm in (*CURVES, BELAY)]
+    best = [lane for lane in lanes if lane.arm != BELAY or lane.lr == FULL.lrs[2]]
+    needed = [lane for lane in best if lane.split == "judge" and lane.arm in (*CURVES, BELAY)]
     last = lanes.index(needed[-1])
     assert last + 1 == 122
     assert {lane.arm.name for lane in lanes[:last]} == {arm.name for arm in (*CURVES, BELAY)}
     assert [lane.seed for lane in needed] == sorted(lane.seed for lane in needed)
 
 
+def test_last_the_curvature_is_measured_along_the_first_runs_for_tuning() -> None:
+    lanes = whole()[-3 * len(FULL.lrs) :]
+    assert {lane.split for lane in lanes} == {None}
+    assert [(lane.arm, lane.lr, lane.seed) for lane in lanes] == [
+        (arm, lr, 0) for arm in (CONSTANT, HALF, BELAY) for lr in FULL.lrs
+    ]
+    assert FULL.looks == (150, 500, 1000, 1500)
+
+
 def test_there_are_at_most_as_many_runs_as_the_plan_says() -> None:
-    assert count(FULL) == 181
-    assert len(whole()) == 181 - 2  # the two best rates of cosine share two rates beside them
+    assert count(FULL) == 294
+    assert len(whole()) == 294 - 2  # the two best rates of cosine share two rates beside them
 
 
 def test_a_run_does_not_depend_on_how_many_others_there_are(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +199,7 @@ def test_a_study_whose_time_is_over_returns_what_is_finished(tiny: None, monkeyp
 def test_an_unfinished_study_that_comes_with_the_package_goes_on(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
 
-    def counted(self: object, arm: Arm, lr: float, seed: int, split: str, **_: object) -> Record:
-        trained.append(arm.name)
-        return make_run(arm, lr, seed, split)
-
-    monkeypatch.setattr(study.Trainer, "run", counted)
+    watch(monkeypatch, trained)
     about, *runs = study.run(SETTINGS, lambda _: None)
     whole = len(runs)
     for before, expected in (
@@ -167,6 +215,26 @@ def test_an_unfinished_study_that_comes_with_the_package_goes_on(tiny: None, mon
         again = study.run(SETTINGS, lambda _: None)
         assert len(trained) == expected
         assert [without_times(r) for r in again[1:]] == [without_times(r) for r in runs]
+
+
+def test_runs_of_earlier_records_are_not_made_again(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+
+    watch(monkeypatch, trained)
+    about, *runs = study.run(SETTINGS, lambda _: None)
+    for have, expected in (
+        ([about, *runs[:5]], len(runs) - 5),  # the study that they are of may have been complete
+        ([about | {"code": "another"}, *runs[:5]], len(runs) - 5),  # the caller answers for it
+        ([], len(runs)),
+    ):
+        trained.clear()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(Path(os.environ["XDG_CACHE_HOME"]) / "next"))
+        again = study.run(SETTINGS, lambda _: None, have)
+        assert len(trained) == expected
+        assert [without_times(r) for r in again[1:]] == [without_times(r) for r in runs]
+    for key in ("digest", "layers", "width", "context", "batch", "steps", "warmup", "rate", "torch", "device"):
+        with pytest.raises(LabError, match=f"have {key} of another"):
+            study.run(SETTINGS, lambda _: None, [about | {key: "of another"}, *runs])
 
 
 @pytest.mark.thorough
@@ -185,13 +253,13 @@ def test_a_stopped_study_goes_on_and_ends_where_an_undisturbed_one_does(
     with pytest.raises(KeyboardInterrupt):
         study.run(SETTINGS, stop)
     trained: list[str] = []
-    once = study.Trainer.run
+    once = study.Trainer._begin
 
-    def counted(*given: object, **more: object) -> object:
+    def counted(*given: object) -> object:
         trained.append("")
-        return once(*given, **more)  # type: ignore[arg-type]
+        return once(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(study.Trainer, "run", counted)
+    monkeypatch.setattr(study.Trainer, "_begin", counted)
     again = study.run(SETTINGS, lambda _: None)
     assert [without_times(r) for r in again] == [without_times(r) for r in whole]
     assert len(trained) == len(whole) - 1 - 9

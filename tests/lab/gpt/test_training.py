@@ -16,7 +16,7 @@ from torchbelay.lab.gpt.arms import ARMS, CONSTANT, COSINE, HALF
 from torchbelay.lab.gpt.corpus import Corpus, windows
 from torchbelay.lab.gpt.network import Shape, decayed, loss_of, seeded
 from torchbelay.lab.gpt.study import QUICK
-from torchbelay.lab.gpt.training import BETA2, CLIP, Trainer
+from torchbelay.lab.gpt.training import BETA2, CLIP, PRODUCTS, Trainer
 
 TINY = replace(
     QUICK, shape=Shape(layers=1, width=8, heads=2, context=8), batch=4, steps=12, warmup=3, windows=6, corpus=0
@@ -69,7 +69,7 @@ def test_runs_do_not_depend_on_those_before_them() -> None:
     corpus = make_corpus()
     fresh = Trainer(TINY, corpus, torch.device("cpu")).run(HALF, 3e-3, 1, "tune")
     used = Trainer(TINY, corpus, torch.device("cpu"))
-    used.run(COSINE, 1e-2, 2, "tune", curvature=True)
+    used.trace(COSINE, 1e-2, 2, {5, TINY.steps})
     assert used.run(HALF, 3e-3, 1, "tune") == fresh
 
 
@@ -134,10 +134,24 @@ def test_a_run_without_a_finite_loss_has_no_sharpness() -> None:
     assert trainer._sharpness(optimizer) is None
 
 
-def test_a_run_does_not_notice_that_its_curvature_is_measured() -> None:
+def test_training_does_not_notice_that_its_curvature_is_measured() -> None:
     trainer = Trainer(TINY, make_corpus(), torch.device("cpu"))
+    trainer.run(HALF, 1e-2, 3, "tune")
+    expected = copy.deepcopy(trainer.network.state_dict())
     state = torch.get_rng_state()
-    plain, measured = (trainer.run(HALF, 1e-2, 3, "tune", curvature=curvature) for curvature in (False, True))
-    assert measured.pop("sharpness") is not None
-    assert measured == plain
+    found = trainer.trace(HALF, 1e-2, 3, TINY.looks)
+    assert [step for step, _ in found["curvatures"]] == [1, 4, 8, 12]
+    assert all(torch.equal(p, expected[name]) for name, p in trainer.network.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_curvature_after_a_step_is_that_at_the_end_of_a_run_of_so_many_steps() -> None:
+    corpus, device = make_corpus(), torch.device("cpu")
+    ends = [
+        Trainer(replace(TINY, steps=steps), corpus, device).trace(HALF, 1e-2, 3, {steps})["curvatures"]
+        for steps in (4, TINY.steps)
+    ]
+    assert ends[0] != ends[1]
+    found = Trainer(TINY, corpus, device).trace(HALF, 1e-2, 3, {4, TINY.steps})
+    assert found["curvatures"] == ends[0] + ends[1]
+    assert found["products"] == PRODUCTS

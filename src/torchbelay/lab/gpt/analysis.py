@@ -16,7 +16,7 @@ from .arms import BELAY, CONSTANT, HALF, QUARTER
 
 NEAR = 1.02  # a rate is within an arm's range if its loss is at most this many times the arm's best
 MARGIN = 1.01  # the largest ratio of losses that counts as "not worse"
-CURVES = (CONSTANT, QUARTER, HALF)  # the arms that are judged at every rate
+CURVES = (CONSTANT, QUARTER, HALF)  # the arms whose ranges of rates are compared; judged at every rate from the first
 
 Losses = dict[int, float | None]  # by seed; None: lost
 
@@ -27,8 +27,18 @@ class Runs:
     def __init__(self, records: Sequence[Record]) -> None:
         self.tuning, self.judging = (select(records, "run", split=split) for split in ("tune", "judge"))
         self.all = self.tuning + self.judging
+        self.traced = self._whole_traces(select(records, "curvature"))
         self.arms = list(dict.fromkeys(r["arm"] for r in self.all))
         self.lrs = sorted({r["lr"] for r in self.all})
+
+    def _whole_traces(self, found: list[Record]) -> list[Record]:
+        """Return the runs in which the curvature was measured; none if they lack a setting that other runs have.
+
+        Older records have one measurement per run, at its end. New ones take their place if none of them is missing, as
+        `claims/study.md` says.
+        """
+        ends = {(r["arm"], r["lr"]) for r in self.tuning if "sharpness" in r}
+        return found if ends <= {(r["arm"], r["lr"]) for r in found} else []
 
     def tuned(self, arm: str) -> bool:
         """Whether the arm has runs for tuning."""
@@ -54,6 +64,10 @@ class Runs:
     def losses(self, arm: str, lr: float, weights: str = "w2") -> Losses:
         """Return the loss of each seed for judging."""
         return {r["seed"]: r["losses"].get(weights) for r in self.judging if r["arm"] == arm and r["lr"] == lr}
+
+    def is_judged_everywhere(self, arm: str) -> bool:
+        """Whether every rate has runs of the arm for judging."""
+        return {r["lr"] for r in self.judging if r["arm"] == arm} == set(self.lrs)
 
     def whole_seeds(self) -> list[int]:
         """Return the seeds for judging at which every curve has all its rates."""

@@ -7,14 +7,24 @@ two ways have the same runs. The rates of the third are chosen on the seeds and 
 from torchbelay.lab.arms import EQUAL
 from torchbelay.lab.part import Plate, Record
 from torchbelay.lab.report.words import listed
-from torchbelay.lab.score.comparison import Comparison, compare
-from torchbelay.lab.score.effects import RATIOS, TITLE, WAYS, Effect, effects_table, spans
+from torchbelay.lab.score.comparison import Comparison, compare, format_ratio, geometric_mean
+from torchbelay.lab.score.effects import (
+    RATIOS,
+    TITLE,
+    WAYS,
+    Effect,
+    describe_left_out,
+    effects_table,
+    spans,
+    without_lost,
+)
 
 from .analysis import MARGIN, Losses, Runs
 from .arms import BELAY, CONSTANT
 
 STUDY = "gpt"
 QUANTITY = "test loss"
+FAR = 2.0  # a loss is far above the best one if it is this many times as large
 
 
 def effect(runs: Runs) -> Effect | None:
@@ -22,9 +32,11 @@ def effect(runs: Runs) -> Effect | None:
     if not (runs.tuned(BELAY.name) and runs.tuned(CONSTANT.name)):
         return None
     lrs = sorted({r["lr"] for r in runs.judging if r["arm"] == BELAY.name})
-    shared = {lr: each for lr in lrs if (each := _compare(runs, lr, lr)).seeds}
+    every = {lr: each for lr in lrs if (each := _compare(runs, lr, lr)).seeds}
+    shared = without_lost(every)
+    left_out = [lr for lr in every if lr not in shared]
     best = _compare(runs, runs.best_lr(BELAY.name), runs.best_lr(CONSTANT.name))
-    found = Effect(STUDY, QUANTITY, EQUAL, shared, shared, best, ((), ()))
+    found = Effect(STUDY, QUANTITY, EQUAL, shared, shared, best, (left_out, left_out))
     return found if found else None
 
 
@@ -35,6 +47,23 @@ def _compare(runs: Runs, one: float, other: float) -> Comparison:
 
 def _whole(runs: Runs, losses: Losses) -> Losses:
     return {seed: losses[seed] for seed in runs.whole_seeds() if seed in losses}
+
+
+def explain_largest(runs: Runs) -> str:
+    """Return where the largest ratio is, if both losses there are far above those at the best rates; else nothing."""
+    found = effect(runs)
+    shared = {} if found is None else {lr: each.point for lr, each in found.nominal.items() if each.point is not None}
+    if found is None or len(shared) < 2:
+        return ""
+    *others, lr = sorted(shared, key=shared.__getitem__)
+    for arm in (BELAY.name, CONSTANT.name):
+        here, best = (geometric_mean(runs.losses(arm, rate).values()) for rate in (lr, runs.best_lr(arm)))
+        if here is None or best is None or here <= FAR * best:
+            return ""
+    return (
+        f"On the GPT the largest ratio is {found.nominal[lr].size} at {lr:g}, where both losses are more than {FAR:g} "
+        f"times those at the best rates. At other rates it is at most {format_ratio(shared[others[-1]])}."
+    )
 
 
 def effects_plate(runs: Runs, about: Record) -> Plate | None:
@@ -50,7 +79,9 @@ def effects_plate(runs: Runs, about: Record) -> Plate | None:
     notes = (
         f"{RATIOS}. BELAY has θ = {BELAY.theta:+g}; both average at rate {about['rate']:g}.",
         "Every θ has the same effective rate here, so the EMA at the same nominal rate is the matched EMA too, and the "
-        "first two ways have the same runs. BELAY was judged at its own best rate alone.",
+        "first two ways have the same runs.",
+        describe_left_out([found], {STUDY: name(about)}),
+        *filter(None, [explain_largest(runs)]),
         f"The best rates, {best}, were chosen on the seeds and the text for tuning; all ratios are of other seeds and "
         "other text.",
     )

@@ -14,7 +14,7 @@ import torch
 
 from torchbelay.lab import records as on_disk
 from torchbelay.lab.deadline import Deadline, OutOfTimeError
-from torchbelay.lab.part import Plate, Record, Settings, Tick
+from torchbelay.lab.part import LabError, Plate, Record, Settings, Tick
 from torchbelay.lab.score.cache import CachedRecords, digest_sources
 from torchbelay.lab.threads import one_thread
 from torchbelay.lab.versions import versions
@@ -41,16 +41,16 @@ QUICK = Protocol(
     windows=64,
     corpus=4_000_000,
 )
-MEASURED = (CONSTANT, HALF, BELAY)  # whose curvature is measured, on the first seed for tuning
+MEASURED = (CONSTANT, HALF, BELAY)  # whose curvature is measured in runs of their own, on the first seed for tuning
 FIRST_JUDGED = 1000  # the seeds for judging are others than those for tuning
 SOURCES = ("arms.py", "corpus.py", "network.py", "training.py")  # the code that a run depends on
 
 
-RunKey = tuple[str, float, int, str]  # arm, rate, seed and split
+RunKey = tuple[str, float, int, Split | None]  # arm, rate, seed and split
 
 
 def _key(r: Record) -> RunKey:
-    return r["arm"], r["lr"], r["seed"], r["split"]
+    return r["arm"], r["lr"], r["seed"], r.get("split")
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ STAGES = (
     Stage((CONSTANT, HALF, BELAY), (*CURVES, BELAY)),
     Stage((QUARTER, COSINE, SCHEDULE_FREE, LOOKAHEAD), (COSINE, SCHEDULE_FREE, LOOKAHEAD)),
 )
+AT_LAST = (BELAY, COSINE, SCHEDULE_FREE, LOOKAHEAD)  # judged at their best rates above, and then at the others
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ class Lane:
     arm: Arm
     lr: float
     seed: int
-    split: Split
-    curvature: bool = False
+    split: Split | None  # None: its curvature is measured, not its losses
 
 
 def choose(settings: Settings) -> Protocol:
@@ -91,7 +91,7 @@ def obstacle(settings: Settings) -> str | None:
 
 def scouting(how: Protocol, arms: Sequence[Arm], seed: int = 0) -> list[Lane]:
     """Return the runs of the first seed for tuning: every arm at every rate."""
-    return [Lane(arm, lr, 100 * seed, "tune", curvature=arm in MEASURED) for arm in arms for lr in how.lrs]
+    return [Lane(arm, lr, 100 * seed, "tune") for arm in arms for lr in how.lrs]
 
 
 def refining(how: Protocol, arms: Sequence[Arm], runs: Runs, seed: int = 0) -> list[Lane]:
@@ -115,6 +115,23 @@ def judging(how: Protocol, arms: Sequence[Arm], runs: Runs, seed: int = 0) -> li
     ]
 
 
+def completing(how: Protocol, arms: Sequence[Arm], runs: Runs, seed: int = 0) -> list[Lane]:
+    """Return the runs that give a curve to arms which were judged at their best rates alone: all other rates."""
+    first = FIRST_JUDGED + 100 * seed
+    return [
+        Lane(arm, lr, each, "judge")
+        for each in range(first, first + how.judged_on)
+        for arm in arms
+        for lr in how.lrs
+        if lr not in _best(runs, arm)
+    ]
+
+
+def tracing(how: Protocol, arms: Sequence[Arm], seed: int = 0) -> list[Lane]:
+    """Return the runs in which the curvature is measured: those of the first seed for tuning, once more."""
+    return [replace(lane, split=None) for lane in scouting(how, arms, seed)]
+
+
 def _results(arm: Arm) -> tuple[str, ...]:
     """Return what has a best rate of its own: the average; and the weights, if they alone are usual training."""
     return ("w1", "w2") if arm.cosine else ("w2",)
@@ -131,13 +148,12 @@ def _beside(lrs: Sequence[float], lr: float) -> Sequence[float]:
 
 
 def count(how: Protocol) -> int:
-    """Return the most runs that there can be: if no best rate is at an end."""
+    """Return the most runs that there can be: if no best rate is at an end. In the end every arm has every rate."""
     total = 0
     for stage in STAGES:
         total += len(stage.tuned) * len(how.lrs)
         total += (how.tuned_on - 1) * sum(3 * len(_results(arm)) for arm in stage.tuned)
-        total += how.judged_on * sum(len(how.lrs) if arm in CURVES else len(_results(arm)) for arm in stage.judged)
-    return total
+    return total + len(how.lrs) * (how.judged_on * len((*CURVES, *AT_LAST)) + len(MEASURED))
 
 
 def plan(settings: Settings) -> tuple[int, str]:
@@ -149,12 +165,15 @@ def plan(settings: Settings) -> tuple[int, str]:
     return most, f"at most {most} networks of {how.shape.layers} layers, {how.steps:,} steps each"
 
 
-def run(settings: Settings, tick: Tick) -> list[Record]:
-    """Train and measure; without a GPU, return the records that come with the package."""
+def run(settings: Settings, tick: Tick, have: Sequence[Record] = ()) -> list[Record]:
+    """Train and measure; without a GPU, return the records that come with the package.
+
+    Runs that are in the records `have` are not made again. The caller answers for it that their code was the same.
+    """
     if why := obstacle(settings):
         tick(1)
         return read_committed(why)
-    return list(Study(settings, tick).records())
+    return list(Study(settings, tick, have).records())
 
 
 def read_committed(why: str) -> list[Record]:
@@ -175,13 +194,13 @@ def code_digest() -> str:
 class Study:
     """The part while it runs. A finished run stays in the cache, so that a stopped study continues with the next."""
 
-    def __init__(self, settings: Settings, tick: Tick) -> None:
+    def __init__(self, settings: Settings, tick: Tick, have: Sequence[Record] = ()) -> None:
         self.how, self.settings, self.tick = choose(settings), settings, tick
         self.deadline = Deadline(settings.stop_after)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not settings.quick else "cpu")
         self.corpus: Corpus = find(settings.data, self.how.corpus)
         self.origin = versions(self.device)
-        self._before = self._runs_before()
+        self._before = self._runs_before() | self._adopted(have)
         self._trainer: Trainer | None = None
         self.spent, self.complete = 0.0, False
 
@@ -211,12 +230,37 @@ class Study:
             yield from scouting(self.how, stage.tuned, seed)
             yield from refining(self.how, stage.tuned, Runs(runs), seed)
             yield from judging(self.how, stage.judged, Runs(runs), seed)
+        yield from completing(self.how, AT_LAST, Runs(runs), seed)
+        yield from tracing(self.how, MEASURED, seed)
 
     def _runs_before(self) -> dict[RunKey, Record]:
         """Return the runs that come with the package, if they are an unfinished study with this text, code and GPU."""
         about, *runs = read_committed("") or [{}]
         same = all(about.get(key) == value for key, value in self._identity().items())
         return {_key(r): r for r in runs} if same and not about["complete"] and not self.settings.anew else {}
+
+    def _adopted(self, have: Sequence[Record]) -> dict[RunKey, Record]:
+        """Return runs of earlier records; refuse those of another text, network, length or machine."""
+        if not have:
+            return {}
+        about, *runs = have
+        for key, value in (self._sizes() | self._identity()).items():
+            if key != "code" and about.get(key) != value:
+                raise LabError(f"the records to go on from have {key} {about.get(key)}, not {value}: run all anew")
+        return {_key(r): r for r in runs}
+
+    def _sizes(self) -> Record:
+        """Return the sizes and numbers of every run."""
+        how = self.how
+        return {
+            "layers": how.shape.layers,
+            "width": how.shape.width,
+            "context": how.shape.context,
+            "batch": how.batch,
+            "steps": how.steps,
+            "warmup": how.warmup,
+            "rate": how.rate,
+        }
 
     def _identity(self) -> Record:
         """Return what runs must agree in to be of one study."""
@@ -225,7 +269,7 @@ class Study:
 
     def _run(self, lane: Lane) -> Record:
         how = replace(self.how, lrs=(), tuned_on=0, judged_on=0, corpus=0)  # what one run depends on
-        key = (how, lane.arm.name, lane.lr, lane.seed, lane.split, lane.curvature, self._identity())
+        key = (how, lane.arm.name, lane.lr, lane.seed, lane.split, self._identity())
         cached = CachedRecords(NAME, *key, code=code_digest())
         known = None if self.settings.anew else cached.read()
         found = known[1][0] if known else self._before.get((lane.arm.name, lane.lr, lane.seed, lane.split))
@@ -233,7 +277,10 @@ class Study:
             self.deadline.check()
             begin = time.perf_counter()
             self._trainer = self._trainer or Trainer(self.how, self.corpus, self.device)
-            found = self._trainer.run(lane.arm, lane.lr, lane.seed, lane.split, curvature=lane.curvature)
+            if lane.split is None:
+                found = self._trainer.trace(lane.arm, lane.lr, lane.seed, self.how.looks)
+            else:
+                found = self._trainer.run(lane.arm, lane.lr, lane.seed, lane.split)
             found["run_s"] = round(time.perf_counter() - begin, 2)
             cached.write([found], found["run_s"])
             self.deadline.spent(found["run_s"])
@@ -242,17 +289,10 @@ class Study:
         return found
 
     def _about(self) -> Record:
-        how = self.how
         return {
             "kind": "protocol",
             "complete": self.complete,
-            "layers": how.shape.layers,
-            "width": how.shape.width,
-            "context": how.shape.context,
-            "batch": how.batch,
-            "steps": how.steps,
-            "warmup": how.warmup,
-            "rate": how.rate,
+            **self._sizes(),
             "bytes": {split: len(self.corpus.held_out(split)) for split in SPLITS},
             "packages": self.corpus.packages,
             "device_s": round(self.spent),

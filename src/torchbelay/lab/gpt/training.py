@@ -5,13 +5,14 @@ captured part is the gradient; the optimizer steps and the averages follow outsi
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ContextManager  # noqa: UP035 - the name for a type
+from typing import Any, ContextManager, NamedTuple  # noqa: UP035 - the name for a type
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from torchbelay.belay import Belay
 from torchbelay.curvature import measure_curvatures
@@ -27,6 +28,7 @@ CLIP = 1.0  # the largest norm of a gradient
 BETA2 = 0.95
 WARM = 3  # passes before the capture, in which libraries choose their algorithms
 PRODUCTS = 10  # of the Hessian and a vector, by which the curvature is measured
+LOOKS = (0.1, 1 / 3, 2 / 3, 1.0)  # shares of a run after which the curvature is measured
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,24 @@ class Protocol:
     judged_on: int = 5  # others
     windows: int = 1024  # of held-out text
     corpus: int = 120_000_000  # bytes, at most
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Return the steps after which the curvature is measured."""
+        return tuple(round(share * self.steps) for share in LOOKS)
+
+
+class _Begun(NamedTuple):
+    """A run that has begun."""
+
+    optimizer: Optimizer
+    belay: Belay
+    starts: Tensor  # of the text of every batch, and of one more
+
+
+def _named(arm: Arm, lr: float, seed: int) -> Record:
+    """Return what tells a run from others, as its record has it."""
+    return {"arm": arm.name, "theta": arm.theta, "lr": lr, "seed": seed}
 
 
 def precision(device: torch.device) -> ContextManager[Any]:
@@ -93,48 +113,61 @@ class Trainer:
             self._pass()
         return graph.replay
 
-    def run(self, arm: Arm, lr: float, seed: int, split: Split, *, curvature: bool = False) -> Record:
+    def run(self, arm: Arm, lr: float, seed: int, split: Split) -> Record:
         """Train once; return the losses of the weights and of all averages on a held-out split."""
-        how = self.how
-        self.network.load_state_dict(seeded(how.shape, seed).state_dict())
-        optimizer = torch.optim.AdamW(
-            decayed(self.network), lr=lr, betas=(arm.beta1, BETA2), fused=self.device.type == "cuda" or None
-        )
-        spectators = {name: make(how.rate) for name, make in arm.spectators.items()}
-        belay = Belay(self.network, optimizer, arm.method(how.rate), spectators=spectators or None)
-        starts = self._starts(seed)
+        how, begun = self.how, self._begin(arm, lr, seed)
         last = torch.zeros((), device=self.device)
-        for step in range(1, how.steps + 1):
-            for group in optimizer.param_groups:
-                group["lr"] = lr * arm.lr_at(step, how.steps, how.warmup)
-            self._load_batch(starts[step - 1])
-            self._gradient()
-            nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
-            optimizer.step()
+        for step in self._steps(begun, arm, lr):
             if step > how.steps - how.warmup:
                 last += self._loss / how.warmup
         losses, fresh = {"w1": self._held_out(split)}, None
-        for name in ("average", *spectators):
-            with belay.averaged(name):
+        for name in ("average", *arm.spectators):
+            with begun.belay.averaged(name):
                 losses["w2" if name == "average" else name] = self._held_out(split)
                 if name == "average":
                     fresh = losses["w2"] if split == "judge" else self._held_out("judge")
-        found: Record = {
+        begun.belay.detach()
+        return {
             "kind": "run",
-            "arm": arm.name,
-            "theta": arm.theta,
-            "lr": lr,
-            "seed": seed,
+            **_named(arm, lr, seed),
             "split": split,
             "train": rounded(float(last)),
             "losses": losses,
             "fresh": fresh,  # w2's loss on the text for judging, which the figure shows and nothing is chosen by
         }
-        if curvature:
-            self._load_batch(starts[how.steps])
-            found["sharpness"] = self._sharpness(optimizer)
-        belay.detach()
-        return found
+
+    def trace(self, arm: Arm, lr: float, seed: int, looks: Collection[int]) -> Record:
+        """Train once; return the curvature after some of the steps, on the text that comes next."""
+        begun, found = self._begin(arm, lr, seed), []
+        for step in self._steps(begun, arm, lr):
+            if step in looks:
+                self._load_batch(begun.starts[step])
+                found.append([step, self._sharpness(begun.optimizer)])
+        begun.belay.detach()
+        return {"kind": "curvature", **_named(arm, lr, seed), "products": PRODUCTS, "curvatures": found}
+
+    def _begin(self, arm: Arm, lr: float, seed: int) -> _Begun:
+        """Set the network's first weights, and attach the averages of an arm."""
+        rate = self.how.rate
+        self.network.load_state_dict(seeded(self.how.shape, seed).state_dict())
+        optimizer = torch.optim.AdamW(
+            decayed(self.network), lr=lr, betas=(arm.beta1, BETA2), fused=self.device.type == "cuda" or None
+        )
+        spectators = {name: make(rate) for name, make in arm.spectators.items()}
+        belay = Belay(self.network, optimizer, arm.method(rate), spectators=spectators or None)
+        return _Begun(optimizer, belay, self._starts(seed))
+
+    def _steps(self, begun: _Begun, arm: Arm, lr: float) -> Iterator[int]:
+        """Train; yield after every step how many have been taken."""
+        how = self.how
+        for step in range(1, how.steps + 1):
+            for group in begun.optimizer.param_groups:
+                group["lr"] = lr * arm.lr_at(step, how.steps, how.warmup)
+            self._load_batch(begun.starts[step - 1])
+            self._gradient()
+            nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
+            begun.optimizer.step()
+            yield step
 
     def _starts(self, seed: int) -> Tensor:
         """Draw where the text of every batch of a run starts; all go to the device at once, so that no step waits."""
@@ -163,7 +196,7 @@ class Trainer:
         loss = float(total) / self.how.windows
         return rounded(loss) if math.isfinite(loss) and loss < self._frequencies[split] else None
 
-    def _sharpness(self, optimizer: torch.optim.Optimizer) -> float | None:
+    def _sharpness(self, optimizer: Optimizer) -> float | None:
         """Return the eigenvalue of largest size of the Hessian in the units of Adam's steps; None if there is none.
 
         Its product with the learning rate is the x of the theorems on stability. It is measured in float32.
