@@ -9,12 +9,15 @@ import torch
 
 from helpers import kept_records
 from helpers.captions import check_brevity, full_text
-from torchbelay.lab import overhead
+from torchbelay.lab import overhead, statistics, timed_models, timing
 from torchbelay.lab.arms import BELAY, EMA, PLAIN
-from torchbelay.lab.overhead import ARMS, NETWORKS, TORCH, VELOCITIES, cost
+from torchbelay.lab.overhead import cost
 from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.records import without_times
 from torchbelay.lab.report import style
+from torchbelay.lab.report.words import excess
+from torchbelay.lab.threads import one_thread
+from torchbelay.lab.timed_models import ARMS, NETWORKS, TORCH, VELOCITIES
 
 QUICK = Settings(seed=0, quick=True)
 
@@ -49,7 +52,7 @@ def test_belay_keeps_a_copy_of_the_weights_and_an_ema_does_not(records: list[Rec
 
 
 def test_arms_train_the_same_network_on_the_same_batch() -> None:
-    models = [overhead.build_model(NETWORKS[0], arm, seed=3) for arm in ARMS]
+    models = [timed_models.build_model(NETWORKS[0], arm, seed=3) for arm in ARMS]
     for one in models[1:]:
         assert torch.equal(one.images, models[0].images)
         for p, q in zip(one.model.parameters(), models[0].model.parameters(), strict=True):
@@ -58,7 +61,7 @@ def test_arms_train_the_same_network_on_the_same_batch() -> None:
 
 @pytest.mark.parametrize("arm", [TORCH, EMA, BELAY])
 def test_the_average_of_an_arm_moves(arm: str) -> None:
-    one = overhead.build_model(NETWORKS[0], arm, seed=0)
+    one = timed_models.build_model(NETWORKS[0], arm, seed=0)
     weights = [p.detach().clone() for p in one.model.parameters()]
     one.step()
     one.step()  # the lagged average moves from the second step on
@@ -71,13 +74,13 @@ def test_the_average_of_an_arm_moves(arm: str) -> None:
 def watch_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[torch.Tensor], bool]]:
     """Return a list that every step appends its weights to, and whether it has an average."""
     seen: list[tuple[list[torch.Tensor], bool]] = []
-    step = overhead.TimedModel.step
+    step = timed_models.TimedModel.step
 
-    def watched(self: overhead.TimedModel) -> None:
+    def watched(self: timed_models.TimedModel) -> None:
         seen.append(([w.detach().clone() for w in self.model.parameters()], bool(list(self.averages()))))
         step(self)
 
-    monkeypatch.setattr(overhead.TimedModel, "step", watched)
+    monkeypatch.setattr(timed_models.TimedModel, "step", watched)
     return seen
 
 
@@ -85,9 +88,9 @@ def test_every_turn_begins_at_the_same_weights_and_with_a_step_that_is_not_timed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else an arm whose training goes another way is timed at weights of its own, where passes may be faster."""
-    start = list(overhead.build_model(NETWORKS[1], PLAIN, seed=0).model.parameters())
+    start = list(timed_models.build_model(NETWORKS[1], PLAIN, seed=0).model.parameters())
     seen = watch_steps(monkeypatch)
-    overhead.measure_times(NETWORKS[1], seed=0, copies=1, rounds=3, tick=lambda n: None)
+    timing.measure_times(NETWORKS[1], seed=0, rounds=3)
     turns = seen[2 * len(ARMS) :]  # after two steps of each arm that allocate what stays
     assert len(turns) == 3 * len(ARMS) * 2
     assert all(torch.equal(w, v) for weights, _ in turns[::2] for w, v in zip(weights, start, strict=True))
@@ -96,7 +99,7 @@ def test_every_turn_begins_at_the_same_weights_and_with_a_step_that_is_not_timed
 
 def test_arms_take_turns_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch_steps(monkeypatch)
-    overhead.measure_times(NETWORKS[1], seed=0, copies=1, rounds=12, tick=lambda n: None)
+    timing.measure_times(NETWORKS[1], seed=0, rounds=12)
     timed = [averages for _, averages in seen[2 * len(ARMS) :: 2]]
     places = [timed[i : i + len(ARMS)].index(False) for i in range(0, len(timed), len(ARMS))]  # of no averaging
     steps = {(b - a) % len(ARMS) for a, b in pairwise(places)}
@@ -145,18 +148,31 @@ def test_it_is_told_why_the_copy_is_kept() -> None:
 def test_a_ratio_of_medians_and_its_interval() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = 1 + 0.1 * torch.rand(101, generator=generator, dtype=torch.float64)
-    assert overhead.median_ratio(2 * noise, noise, seed=0) == pytest.approx(
+    assert timing.median_ratio(2 * noise, noise, seed=0) == pytest.approx(
         (2, 2, 2), rel=1e-15
     )  # rounds are kept together
     other = 1 + 0.1 * torch.rand(101, generator=generator, dtype=torch.float64)
-    middle, low, high = overhead.median_ratio(2 * noise, other, seed=0)
+    middle, low, high = timing.median_ratio(2 * noise, other, seed=0)
     assert 1.95 < low < middle < high < 2.05
     assert middle == float(2 * noise.median() / other.median())
 
 
+def test_several_processes_each_have_times_and_the_interval_is_over_them() -> None:
+    done: list[int] = []
+    found = timing.measure_in_processes(NETWORKS[1], 0, processes=2, rounds=3, tick=done.append)
+    assert done == [3, 3]
+    assert [each.shape for each in found] == [(len(ARMS), 3)] * 2
+    assert all(bool((each > 0).all()) for each in found)
+    times = [torch.tensor([2.0, 2.0, 9.0]), torch.tensor([4.0, 4.0, 1.0]), torch.tensor([4.0])]
+    ones = [torch.ones(3), torch.ones(3), torch.ones(1)]
+    expected = statistics.ratio([2.0, 4.0, 4.0], [1.0] * 3)
+    assert expected is not None
+    assert timing.ratio(times, ones, seed=0) == {"ratio": expected.mean, "low": expected.low, "high": expected.high}
+
+
 def test_there_is_one_thread_inside_the_block_and_the_old_number_after_it() -> None:
     def fail() -> None:
-        with overhead.one_thread():
+        with one_thread():
             inside.append(torch.get_num_threads())
             raise RuntimeError("anything")
 
@@ -182,7 +198,7 @@ def test_the_random_state_of_others_is_left_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    overhead.build_model(NETWORKS[1], BELAY, seed=0)
+    timed_models.build_model(NETWORKS[1], BELAY, seed=0)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -193,5 +209,4 @@ def test_the_figure_is_drawn_from_records_that_have_been_on_disk(records: list[R
     check_brevity(plate)
     assert "669,706 weights" in full_text(plate)
     for network in NETWORKS:
-        more = cost(records, network.name, BELAY)["timing_s"]["to_plain"]["ratio"] - 1
-        assert f"{more:+.1%}".replace("-", "−") in plate.caption
+        assert excess(cost(records, network.name, BELAY)["timing_s"]["to_plain"]["ratio"]) in plate.caption

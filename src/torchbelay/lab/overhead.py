@@ -1,127 +1,26 @@
 """What an average costs: time of a training step and bytes per weight, with no average, EMA, BELAY, and velocities.
 
-Times are processor time on one thread, so other programs on the machine hardly matter. Steps of all arms take turns in
-random order, so a slow moment hits all alike and no arm always follows the same one. Every turn begins at the same
-weights, because a pass through a network takes another time at other weights: ReLU and max pooling are faster if most
-units are off. Every arm has several copies, because a model's place in memory matters as much as a small overhead. Only
-ratios are compared. Bytes are counted tensor by tensor; those that live only during a step are found by watching every
-allocation.
+Only ratios of times are compared (`timing`). Bytes are counted tensor by tensor; those that live only during a step are
+found by watching every allocation.
 """
 
-import math
-import random
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-from torchbelay.belay import Belay
-from torchbelay.physics.spring import Spring
 
 from .arms import BELAY, EMA, PLAIN
 from .ledger import Ledger, count_bytes, tensors
 from .part import Plate, Record, Settings, Tick
 from .report import style
-from .report.words import listed
+from .report.words import excess, listed
 from .threads import one_thread
+from .timed_models import ARMS, DECAY, NETWORKS, SPRINGS, VELOCITIES, Network, build_model
+from .timing import measure_in_processes, ratio
 
 NAME = "overhead"
 TITLE = "What BELAY costs"
-
-SPRING = Spring(k=1.0, m1=2000.0, m2=500.0)  # the paper's setting for MNIST
-DAMPED = Spring.critical(k=1.0, m1=2000.0, m2=500.0)  # the same masses with non-trivial damping: both keep a velocity
-DECAY = 0.999
-RESAMPLES = 2000  # bootstrap samples of the rounds
-TORCH, VELOCITIES = "EMA (torch)", "BELAY (velocities)"
-ARMS = (PLAIN, TORCH, EMA, BELAY, VELOCITIES)
-SPRINGS = {EMA: Spring.ema(decay=DECAY), BELAY: SPRING, VELOCITIES: DAMPED}
-
-
-@dataclass(frozen=True)
-class Network:
-    """A network for images of 28 × 28 and ten classes."""
-
-    name: str
-    layers: Callable[[], nn.Module]
-    batch: int
-
-
-def _mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
-
-
-def _convolutional() -> nn.Module:
-    layers: list[nn.Module] = []
-    for before, after in ((1, 32), (32, 64), (64, 128)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
-
-
-# A step of the first does little work per weight, a step of the second a lot: two extremes.
-NETWORKS = (Network("MLP", _mlp, batch=128), Network("convolutional", _convolutional, batch=16))
-
-
-@dataclass
-class TimedModel:
-    """A model in training: `step()` is forward, backward and update, `update()` the last of them."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    images: Tensor
-    classes: Tensor
-    update: Callable[[], object]
-    averages: Callable[[], Iterable[Tensor]]
-    start: tuple[Tensor, ...]  # the weights at which every turn begins
-
-    def restore(self) -> None:
-        """Set the weights back to those of the start."""
-        with torch.no_grad():
-            for weight, value in zip(self.model.parameters(), self.start, strict=True):
-                weight.copy_(value)
-
-    def backward(self) -> None:
-        """Compute gradients of one batch, always the same one."""
-        self.optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(self.model(self.images), self.classes).backward()  # type: ignore[no-untyped-call]
-
-    def step(self) -> None:
-        """Take one training step."""
-        self.backward()
-        self.update()
-
-
-def build_model(network: Network, arm: str, seed: int) -> TimedModel:
-    """Return a network with AdamW and the average of an arm; weights and batch are the same for all arms."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = network.layers()
-        images, classes = torch.randn(network.batch, 1, 28, 28), torch.randint(10, (network.batch,))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    update: Callable[[], object] = optimizer.step
-    averages: Callable[[], Iterable[Tensor]] = tuple
-    if arm == TORCH:
-        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))  # type: ignore[no-untyped-call]
-        averaged.update_parameters(model)
-
-        def update() -> None:
-            optimizer.step()
-            averaged.update_parameters(model)
-
-        averages = averaged.state_dict().values
-    elif arm != PLAIN:
-        belay = Belay(model, optimizer, SPRINGS[arm])
-        averages = lambda: tensors(belay.state_dict())  # noqa: E731
-    start = tuple(weight.detach().clone() for weight in model.parameters())
-    return TimedModel(model, optimizer, images, classes, update, averages, start)
-
 
 # Bytes ---------------------------------------------------------------------------------------------------------------
 
@@ -147,58 +46,22 @@ def measure_bytes(network: Network, arm: str, seed: int) -> tuple[dict[str, int]
     return kept, ledgers[0].alive, ledgers[1].peak
 
 
-# Times ---------------------------------------------------------------------------------------------------------------
-
-
-def measure_times(network: Network, seed: int, copies: int, rounds: int, tick: Tick) -> Tensor:
-    """Return the processor time of a step of every arm, for all rounds of each copy: (arms, copies × rounds).
-
-    Arms are built and take turns in random order. Every turn begins at the same weights. Its first step is not timed:
-    it brings the arm's own tensors back into the cache, as the step before does in training.
-    """
-    found = torch.zeros(len(ARMS), copies * rounds, dtype=torch.float64)
-    orders = random.Random(seed)
-    for turn in range(copies * rounds):
-        if turn % rounds == 0:
-            models = {arm: build_model(network, arm, seed) for arm in orders.sample(ARMS, len(ARMS))}
-            for one in models.values():  # the first steps allocate what stays
-                one.step()
-                one.step()
-        for which in orders.sample(range(len(ARMS)), len(ARMS)):
-            one = models[ARMS[which]]
-            one.restore()
-            one.step()
-            start = time.process_time()
-            one.step()
-            found[which, turn] = time.process_time() - start
-        tick(1)
-    return found
-
-
-def median_ratio(times: Tensor, baseline: Tensor, seed: int) -> tuple[float, float, float]:
-    """Return the ratio of the medians over the rounds, and its 95% interval by resampling the rounds."""
-    generator = torch.Generator().manual_seed(seed)
-    rounds = torch.randint(len(times), (RESAMPLES, len(times)), generator=generator)
-    drawn = times[rounds].median(dim=1).values / baseline[rounds].median(dim=1).values
-    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=times.dtype)).tolist()
-    return float(times.median() / baseline.median()), low, high
-
-
 # The part ------------------------------------------------------------------------------------------------------------
 
 
 def _size(settings: Settings) -> tuple[int, int]:
-    """Return the copies of every model and the rounds of each; their product is odd, so that a median exists."""
-    return (1, 5) if settings.quick else (5, 31)
+    """Return the number of processes and the rounds of each, which is odd, so that a median exists."""
+    return (1, 5) if settings.quick else (7, 31)
 
 
 def plan(settings: Settings) -> tuple[int, str]:
     """Return the units of work, and one line that says what would run."""
-    rounds = math.prod(_size(settings))
+    processes, rounds = _size(settings)
     line = (
-        f"{rounds} rounds of a training step of {len(NETWORKS)} networks, {len(ARMS)} ways, and a count of their bytes"
+        f"{rounds} rounds of a training step in each of {processes} processes, {len(NETWORKS)} networks, {len(ARMS)} "
+        "ways, and a count of their bytes"
     )
-    return rounds * len(NETWORKS), line
+    return processes * rounds * len(NETWORKS), line
 
 
 def run(settings: Settings, tick: Tick) -> list[Record]:
@@ -208,30 +71,30 @@ def run(settings: Settings, tick: Tick) -> list[Record]:
 
 
 def _costs(network: Network, settings: Settings, tick: Tick) -> Iterator[Record]:
-    found = measure_times(network, settings.seed, *_size(settings), tick)
-    alone, ema = (found[ARMS.index(arm)] for arm in (PLAIN, EMA))
+    processes, rounds = _size(settings)
+    found = measure_in_processes(network, settings.seed, processes, rounds, tick)
+    times = {arm: [each[index] for each in found] for index, arm in enumerate(ARMS)}
     counted = {arm: measure_bytes(network, arm, settings.seed) for arm in ARMS}
-    for arm, seconds in zip(ARMS, found, strict=True):
+    for arm in ARMS:
         kept, left, peak = counted[arm]
         kept |= {"copy": left - counted[PLAIN][1]}
         yield {
             "kind": "cost",
             "network": network.name,
-            "weights": kept["weights"] // torch.float32.itemsize,
+            "weights": kept["weights"] // 4,  # float32
             "batch": network.batch,
             "arm": arm,
             "method": repr(SPRINGS[arm]) if arm in (BELAY, VELOCITIES) else None if arm == PLAIN else f"decay {DECAY}",
-            "rounds": len(seconds),
+            "processes": processes,
+            "rounds": rounds,
             "threads": 1,
             "same_weights": True,  # at the beginning of every turn
             "bytes": kept,
             "bytes_during_update": peak - counted[PLAIN][2],
             "timing_s": {
-                "median": float(seconds.median()),
-                "to_plain": dict(
-                    zip(("ratio", "low", "high"), median_ratio(seconds, alone, settings.seed), strict=True)
-                ),
-                "to_ema": dict(zip(("ratio", "low", "high"), median_ratio(seconds, ema, settings.seed), strict=True)),
+                "median": float(sum(each.median() for each in times[arm]) / processes),
+                "to_plain": ratio(times[arm], times[PLAIN], settings.seed),
+                "to_ema": ratio(times[arm], times[EMA], settings.seed),
             },
         }
 
@@ -261,7 +124,7 @@ def _draw_times(ax: Axes, records: Sequence[Record]) -> None:
             ax.plot([t["low"], t["high"]], [y + offset] * 2, color=hue, lw=2)
             ax.plot(t["ratio"], y + offset, mark, color=hue)
             if arm != PLAIN:
-                _annotate(ax, f"{t['ratio'] - 1:+.1%}".replace("-", "−"), t["high"], y + offset)
+                _annotate(ax, excess(t["ratio"]), t["high"], y + offset)
         ax.plot([], [], mark, color=style.PLAIN_COLOUR, label=f"{network.name} network")
     ax.axvline(1, color="#999999", lw=0.8)
     ax.set(yticks=range(len(ARMS)), yticklabels=list(reversed(ARMS)), xlabel="÷ AdamW alone")
@@ -335,15 +198,16 @@ def _error_notes(records: Sequence[Record]) -> tuple[str, ...]:
 def draw(records: Sequence[Record]) -> list[Plate]:
     """Draw one figure: ratios of times, and bytes."""
     mlp, convolutional = (cost(records, network.name, BELAY) for network in NETWORKS)
-    more = [f"{r['timing_s']['to_plain']['ratio'] - 1:+.1%}".replace("-", "−") for r in (mlp, convolutional)]
+    more = [excess(r["timing_s"]["to_plain"]["ratio"]) for r in (mlp, convolutional)]
     caption = (
         f"Time of a training step with BELAY, relative to no averaging: {more[0]} for the MLP and {more[1]} for the "
         "convolutional network. BELAY keeps an average, as an EMA does, and on a CPU a copy of the weights for the "
         "next step."
     )
     notes = (
-        "Left: processor time of a whole training step (forward, backward, AdamW) on one thread. Ratios of medians "
-        f"over {mlp['rounds']} interleaved rounds, with 95% bootstrap intervals.",
+        "Left: processor time of a whole training step (forward, backward, AdamW) on one thread. Ratios "
+        f"of medians over {mlp['rounds']} interleaved rounds: the mean over {mlp['processes']} processes, and its 95% "
+        "interval.",
         f"The MLP has {mlp['weights']:,} weights at batch {mlp['batch']}: little work per weight. The convolutional "
         f"network has {convolutional['weights']:,} weights at batch {convolutional['batch']}: much work per weight.",
         f"BELAY ({mlp['method']}) runs through Belay; EMA (decay {DECAY}) runs through torchbelay and through torch's "

@@ -61,7 +61,7 @@ def test_each_outcome(claim: str, given: dict[str, float], answer: Answer) -> No
 
 def test_the_summary_has_the_numbers() -> None:
     finding = judged("C5", costs(mlp=1.21, average=4, ema=4))
-    assert "costs +20.0% (MLP) and +0.0% (convolutional) time, +25% memory, the same as an EMA." in finding.summary
+    assert "costs +20% (MLP) and +0% (convolutional) time, +25% memory, the same as an EMA." in finding.summary
     assert "+25% beside an EMA" in judged("C5", costs(average=4)).summary
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from torchbelay.lab.arms import BELAY, EMA, PLAIN
-from torchbelay.lab.overhead import VELOCITIES, bytes_per_weight, cost
+from torchbelay.lab.overhead import bytes_per_weight, cost
 from torchbelay.lab.part import Record
 from torchbelay.lab.records import select
-from torchbelay.lab.report.words import listed
+from torchbelay.lab.report.words import excess, listed
 from torchbelay.lab.statistics import exceeds
+from torchbelay.lab.timed_models import VELOCITIES
 
 from .verdict import Claim, Finding, Outcome, Records, combine, describe_answer, find, need, need_some
 
@@ -38,8 +39,7 @@ def _judge(costs: Sequence[Record], arm: str) -> Finding:
     }
     without_copy = [*(tests | _judge_memory(own - copy, alone, with_ema)).values()]
     tests |= _judge_memory(own, alone, with_ema)
-    longer = listed([f"{t['to_plain']['ratio'] - 1:+.1%} ({name})" for name, t in times.items()])
-    longer = longer.replace("-", "−")
+    longer = listed([f"{excess(t['to_plain']['ratio'])} ({name})" for name, t in times.items()])
     more_than_ema = own / with_ema - 1
     beside_ema = "the same as an EMA" if abs(more_than_ema) < 0.001 else f"{more_than_ema:+.0%} beside an EMA"
     summary = f"On a CPU, {arm} costs {longer} time, {own / alone - 1:+.0%} memory, {beside_ema}."

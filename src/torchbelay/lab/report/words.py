@@ -57,3 +57,12 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s"
+
+
+def excess(ratio: float) -> str:
+    """Return by how much a ratio is above 1, in whole percents.
+
+    >>> excess(1.118), excess(0.998), excess(0.97)
+    ('+12%', '+0%', '−3%')
+    """
+    return f"{ratio - 1:+.0%}".replace("-0%", "+0%").replace("-", "−")
