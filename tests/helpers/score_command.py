@@ -28,6 +28,7 @@ from torchbelay.lab.score.training.training_run import TrainingRun
 
 def main(argv: list[str]) -> int:
     """Run the command."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     torch.set_num_threads(1)
     PRESETS.update({preset.name: preset for preset in (NCSN_PRESET, EDM_PRESET)})
     preset = next((PRESETS[word] for word in argv if word in PRESETS), NCSN_PRESET)

@@ -32,6 +32,15 @@ class Arm:
         return self.method is not None
 
 
+def in_words(arm: str) -> str:
+    """Return an arm's name in a sentence.
+
+    >>> in_words(EMA), in_words(MATCHED)
+    ('EMA', 'the matched EMA')
+    """
+    return arm if arm == EMA else f"the {arm}"
+
+
 def belay_arm(inner: str, spring: Spring = PAPER_SPRING, name: str = BELAY) -> Arm:
     """Return BELAY around an optimizer."""
     return Arm(f"{name}+{inner}", inner, spring, effective_scale=spring.effective_lr_scale)

@@ -6,8 +6,10 @@ import pytest
 
 from helpers import kept_records
 from torchbelay.lab.claims import CLAIMS, judge, planar, ranges
+from torchbelay.lab.claims.planar import shares
 from torchbelay.lab.claims.protocol import read_protocol
-from torchbelay.lab.claims.verdict import Answer
+from torchbelay.lab.claims.score import contests_on_mnist
+from torchbelay.lab.claims.verdict import Answer, combine
 from torchbelay.lab.score.analysis import FAILED, FID_MARGIN, FID_NOISE
 from torchbelay.lab.score.comparison import CHANCE, compare
 from torchbelay.lab.score.effects import WAYS
@@ -72,6 +74,31 @@ def test_what_it_says_of_the_last_changes_follows_from_the_kept_records() -> Non
             values = [value for _, value in finding.numbers]
             assert any(v.startswith(f"{answer}: {passed} passed") and f"of {tests} tests" in v for v in values)
             assert f"{answer}." in finding.summary
+
+
+def test_the_exception_of_c9_has_the_other_outcome_beside_it() -> None:
+    """With equalities open, no test would be failed, and the verdict is the same."""
+    (found,) = [
+        v.finding
+        for v in judge({name: kept_records.lines(name) for name in ("mnist", "readings", "figure4")})
+        if v.claim.id == "C9"
+    ]
+    contests = contests_on_mnist({name: kept_records.lines(name) for name in ("mnist", "readings")})
+    failed = [each for each in contests if found.tests.get(each.name) is False]
+    assert len(failed) == 1
+    assert failed[0].comparison.alike
+    with_equality_open = [None if outcome is False else outcome for outcome in found.tests.values()]
+    assert combine(with_equality_open) is found.answer is Answer.UNDECIDED
+
+
+def test_the_exception_of_c2_has_the_other_outcome_beside_it() -> None:
+    (found,) = [v.finding for v in judge({"fig2": kept_records.lines("fig2")}) if v.claim.id == "C2"]
+    assert "There are three exceptions. C2 says" in TEXT
+    assert found.tests == {"EMA saves SGD": False, "BELAY saves SGD": True}
+    diverged = {r["arm"]: r["diverged"] for r in shares({"fig2": kept_records.lines("fig2")}, 0.01).values()}
+    assert diverged["SGD"] == diverged["EMA+SGD"] == 1.0  # a tie
+    assert combine([None, True]) is found.answer is Answer.IN_PART
+    assert "With ties open, that test would be open, and C2 *holds in part* all the same." in TEXT
 
 
 def test_equality_comes_before_a_difference() -> None:

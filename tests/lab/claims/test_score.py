@@ -49,7 +49,7 @@ def test_each_outcome_on_mnist(records: list[Record], answer: Answer, passed: in
     assert found.answer is answer, found.tests
     assert len(found.passed) == passed
     assert len(found.tests) == 4
-    assert found.summary.startswith(f"At the paper's rate, BELAY wins {passed} of 4 comparisons of trained networks (")
+    assert found.summary.startswith(f"At the paper's rate, BELAY wins {passed} of 4 comparisons (")
     assert f"({[*found.tests.values()].count(None)} open). Elsewhere BELAY's loss is " in found.summary
     assert found.summary.endswith(" times either EMA's.")
     assert found.summary.count(". ") == 1  # two sentences
@@ -146,7 +146,7 @@ def test_a_lost_run_is_one_above_half_of_what_predicting_nothing_gives() -> None
 @pytest.mark.parametrize(
     ("records", "answer", "summary"),
     [
-        (mnist(BETTER, fid_ratio=0.8, seeds=1), Answer.OPEN, "Nothing was run at the paper's rate of 0.05."),
+        (mnist(BETTER, fid_ratio=0.8, seeds=1), Answer.OPEN, "At the paper's rate of 0.05, 1 seed is not enough"),
         ([], Answer.OPEN, "Too few seeds to judge by: no seed."),
         (without(mnist(BETTER), study="rates"), Answer.FAILS, "Elsewhere BELAY's loss is 0.9"),
         (without(mnist(BETTER), study="table1"), Answer.HOLDS, "Elsewhere BELAY's loss is 0.6"),

@@ -103,8 +103,8 @@ def test_the_numbers_are_those_of_the_records() -> None:
     assert numbers[0] == ("Rosenbrock, SGD: decades that work, BELAY and EMA", "6, 4")
     found = judge_robustness({"robustness": plane(6, 4, 9), "ring": ring(NARROW, NARROW, FLAT)})
     assert (
-        found.summary == "BELAY's range of rates is wider than EMA's in 8 of 18 cases, than the matched EMA's in 0. "
-        "With ties open: undecided."
+        found.summary == "BELAY's range is wider than EMA's in 8 of 18 cases, the matched EMA's in 0. With ties open: "
+        "undecided."
     )
     behind = dict(found.numbers)
     assert behind["plane: BELAY's range against EMA's"] == "wider in 8 and narrower in 0 of 8 cases"
@@ -115,6 +115,13 @@ def test_the_numbers_are_those_of_the_records() -> None:
     by = "ring, by the better best loss of the two: BELAY's range against {}"
     assert behind[by.format("EMA's")] == "wider in 0 and narrower in 0 of 10 seeds"
     assert behind[by.format("the matched EMA's")] == "wider in 0 and narrower in 10 of 10 seeds"
+
+
+def test_the_summary_gives_the_cases_by_own_best_losses_if_they_differ() -> None:
+    """BELAY's curve is flat by its own best loss, and too high everywhere by the better best loss of the two."""
+    found = judge_robustness({"robustness": plane(4, 4, 4), "ring": ring(FLAT_BUT_BAD, NARROW, NARROW)})
+    assert found.summary.startswith("BELAY's range is wider than EMA's in 0 of 18 cases, the matched EMA's in 0 ")
+    assert "in 0 (own bests: 10 and 10)." in found.summary
 
 
 def test_the_summary_says_what_a_rule_would_find_in_which_ties_stay_open() -> None:
@@ -177,7 +184,7 @@ def test_mnist_counts(belay: dict[float, float | None], passed: int, answer: Ans
     rest = {"robustness": plane(4, 4, 4), "ring": ring(FLAT, FLAT, FLAT)}
     found = judge_robustness(rest | {"mnist": score_records.mnist(belay, MIDDLE, ema=MIDDLE, noise=0.0)})
     assert (found.answer, len(found.passed), len(found.tests)) == (answer, passed, 10)
-    assert f"than EMA's in {3 if belay is WIDE else 0} of 21 cases, than the matched" in found.summary
+    assert f"than EMA's in {3 if belay is WIDE else 0} of 21 cases, the matched" in found.summary
     label = "score models of MNIST, by the better best loss of the two: BELAY's range against EMA's"
     assert dict(found.numbers)[label] == f"wider in {3 if belay is WIDE else 0} and narrower in 0 of 3 seeds"
     without = judge_robustness(rest | {"mnist": []})

@@ -177,6 +177,20 @@ def test_a_lost_seed_does_not_bend_the_choice_of_a_rate() -> None:
     assert found.safe_rate("BELAY") == 3e-4
 
 
+def test_if_lost_seeds_leave_one_other_to_choose_by_all_seeds_choose() -> None:
+    """Without seed 1, seed 0 alone would choose the second rate, which is bad for seed 1."""
+    found = rates_of({3e-4: [0.058, 0.058, 0.057], 1e-3: [0.057, 0.070, 1.0]})
+    assert [found.best_rate("BELAY", without=seed) for seed in (0, 1, 2, None)] == [3e-4] * 4
+    assert found.at_best("BELAY") == {0: 0.058, 1: 0.058, 2: 0.057}
+    four = rates_of({3e-4: [0.058, 0.058, 0.057, 0.058], 1e-3: [0.057, 0.070, 1.0, 0.057]})
+    assert [four.best_rate("BELAY", without=seed) for seed in range(4)] == [
+        3e-4,
+        1e-3,
+        3e-4,
+        3e-4,
+    ]  # two others are left
+
+
 def test_a_lucky_seed_does_not_make_a_rate() -> None:
     found = rates_of({1e-3: [0.064, 0.065, 0.063], 3e-3: [0.8, 1.0, 0.062]})
     assert found.eligible_rates("BELAY") == [1e-3]

@@ -99,6 +99,13 @@ def test_the_ratios_of_fid_are_told() -> None:
     assert plate.caption.endswith(" in test loss, 0.5 (0.47 to 0.533) in FID.")
 
 
+def test_the_noise_of_a_fid_is_in_the_bars_as_in_the_words() -> None:
+    plate = drawn(score_records.cifar10(fid_ratio=0.5))["cifar10-pairs"]
+    (bar, *_) = plate.figure.axes[1].containers
+    ((_, low), (_, high)) = bar[2][0].get_segments()[0]
+    assert [low, high] == pytest.approx([0.47, 0.533], abs=5e-4)
+
+
 def test_runs_that_are_all_lost_are_drawn_too() -> None:
     assert list(drawn(score_records.cifar10(None, None, fid_ratio=None, other_sign=None))) == WITHOUT_EFFECTS
 

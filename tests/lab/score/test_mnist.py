@@ -126,7 +126,8 @@ def test_pairs_are_at_equal_nominal_rate_then_at_equal_effective_rate_then_at_th
     assert "At the paper's rate, 0.05: BELAY ÷ EMA 0.794 (0.772 to 0.817)" in full_text(plate)
     assert "At the best rates: BELAY ÷ EMA 1.0" in full_text(plate)
     effect = loss_effect(StudyResults(score_records.everything()["mnist"], "rates"))
-    assert plate.caption.endswith(f" BELAY ÷ EMA is {listed(spans([effect]))}.")
+    said = f" BELAY's is {listed(spans([effect]))} times EMA's, the matched EMA's and EMA's."
+    assert plate.caption.endswith(said)
     assert "matched EMA lost" in [text.get_text() for text in plate.figure.axes[1].texts]
     assert "both lost" not in [text.get_text() for text in plate.figure.axes[1].texts]
 

@@ -98,7 +98,10 @@ def test_the_table_has_measured_and_predicted_shares() -> None:
     assert rows["β1 = 0.9, c = 0.0895"][:3] == ("4", "0.2000", "0.2080")
     assert rows["β1 = 0.9, c = 0.0895"][3].startswith("1.040 (")
     assert rows["β1 = 0.9, c = 0.005"][1] == "0.4000"
-    assert rows["β1 = 0, c = 0.0895"][4].endswith("predicted 0.26 (0.19 to 0.66): agrees")
+    assert rows["β1 = 0, c = 0.0895"][5].endswith("predicted 0.26 (0.19 to 0.66): agrees")
+    best = {name: float(row[4].split()[0]) for name, row in rows.items()}  # EMA's best is 0.2, in the first row
+    assert best == {name: pytest.approx(float(row[2]) / 0.2, rel=3e-3) for name, row in rows.items()}
+    assert best["β1 = 0.9, c = 0.005"] > 1.9 > float(rows["β1 = 0.9, c = 0.005"][3].split()[0])
     check_brevity(table)
     assert isinstance(judged.figure, Table)
     assert [row[0] for row in judged.figure.rows] == [*ELSEWHERE]
@@ -118,6 +121,14 @@ def test_the_table_counts_the_seeds_of_each_cell_and_those_that_are_lost() -> No
     }
     assert rows["β1 = 0, c = 0.0895"][1:4] == ("0.2000", "4 of 4 lost", "–")
     assert any("is a mean of ratios" in note for note in table.notes)
+
+
+def test_an_ema_that_loses_a_seed_is_not_the_best() -> None:
+    cells = {(0.9, 0.0895): {1: (1.0, 0.5), 2: (1.0, None)}, (0.9, 0.005): {1: (1.2, 0.8), 2: (1.2, 0.8)}}
+    found = penalty.compare_with_best(cells, (0.9, 0.0895))
+    assert found is not None
+    assert found.point == pytest.approx(1.0 / 0.8)
+    assert penalty.compare_with_best({(0.9, 0.0895): {1: (1.0, None)}}, (0.9, 0.0895)) is None
 
 
 def test_it_is_a_part_and_without_runs_it_draws_nothing() -> None:

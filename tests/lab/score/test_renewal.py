@@ -53,7 +53,7 @@ def test_the_words_follow_from_the_recorded_length_and_network() -> None:
 
 def test_the_report_prints_the_present_sentences_and_the_remarks() -> None:
     notes = difference_notes(kept_records.lines("mnist"), "table1")
-    assert any("the rule for k(T) needs the number of steps" in note for note in notes)
+    assert any("§3.3's constant of 10⁶ steps would give k = 200 here" in note for note in notes)
     assert notes[-2].startswith("In seeds 3 and 4, the equal-memory EMA and the matched EMA")
     printed = [note for part in STUDIES for plate in PARTS[part].draw(kept_records.lines(part)) for note in plate.notes]
     assert not [note for note in printed if "Nor does it print" in note or "a step;" in note]

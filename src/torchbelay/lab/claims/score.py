@@ -7,7 +7,7 @@ against the matched EMA is the effect of the spring itself.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchbelay.lab.arms import BELAY, EMA, MATCHED
+from torchbelay.lab.arms import BELAY, MATCHED, in_words
 from torchbelay.lab.part import Record
 from torchbelay.lab.report.words import listed, sentence
 from torchbelay.lab.score.analysis import FAILED, PAPER_LR, StudyResults, compare_fids
@@ -43,7 +43,7 @@ class Contest:
     def name(self) -> str:
         """What is compared, and where."""
         where = f", {self.where}" if self.where else ""
-        return f"{self.quantity} below {_name(self.rival)}'s{where}"
+        return f"{self.quantity} below {in_words(self.rival)}'s{where}"
 
 
 # C9 -------------------------------------------------------------------------------------------------------------------
@@ -75,17 +75,23 @@ def judge_mnist(records: Records) -> Finding:
         return Finding(Answer.OPEN, f"Too few seeds to judge by: {count_seeds(contests)}.", numbers)
     elsewhere = f"Elsewhere {describe_effects(found)}" if found else "No other rate was run"
     if not trained:
-        lost = f"{AT_PAPER} no method trains" if run else f"nothing was run {AT_PAPER}"
-        answer = Answer.NOT_REPRODUCED if run else Answer.OPEN
-        return Finding(answer, f"{sentence(lost)} {elsewhere}.", numbers)
+        answer, why = (Answer.NOT_REPRODUCED, f"{AT_PAPER} no method trains") if run else (Answer.OPEN, _open(contests))
+        return Finding(answer, f"{sentence(why)} {elsewhere}.", numbers)
     tests = {each.name: each.comparison.better for each in trained}
     won, undecided = ([*tests.values()].count(outcome) for outcome in (True, None))
+    state = f"{undecided} open{'' if any(each.quantity == FID for each in trained) else '; no FID'}"
     shown = (
-        f"At the paper's rate, BELAY wins {won} of {len(trained)} comparisons of trained networks ({undecided} open)."
+        f"At the paper's rate, BELAY wins {won} of {len(trained)} comparisons ({state})."
         if len(trained) > 2
         else sentence(f"{AT_PAPER}, {describe(trained)}")
     )
     return find(tests, f"{shown} {elsewhere}.", numbers)
+
+
+def _open(contests: Sequence[Contest]) -> str:
+    """Return why the runs at the paper's rate cannot be judged, as a clause."""
+    some = any(each.comparison.seeds for each in contests)
+    return f"{AT_PAPER}, {count_seeds(contests)} is not enough to judge by" if some else f"nothing was run {AT_PAPER}"
 
 
 def _gap(study: StudyResults) -> Numbers:
@@ -104,7 +110,7 @@ def describe_effects(found: Sequence[Effect]) -> str:
     """
     matched = any(each.point is not None for effect in found for each in effect.effective.values())
     rivals = {effect.rival for effect in found} | ({MATCHED} if matched else set())
-    whose = {1: f"{_name(found[0].rival)}'s", 2: "either EMA's"}.get(len(rivals), "any EMA's")
+    whose = {1: f"{in_words(found[0].rival)}'s", 2: "either EMA's"}.get(len(rivals), "any EMA's")
     quantity = next(quantity for quantity in QUANTITIES if any(effect.quantity == quantity for effect in found))
     ratios = [each for effect in found if effect.quantity == quantity for way in effect.ways for each in way]
     return f"BELAY's {'loss' if quantity == LOSS else quantity} is {span(ratios)} times {whose}"
@@ -139,7 +145,7 @@ def judge_cifar10(records: Records) -> Finding:
     if not any(each.comparison.judged for each in contests):
         return Finding(Answer.OPEN, f"Too few seeds to judge by: {count_seeds(contests)}.", numbers)
     tests = {
-        f"{each.quantity} equal to {_name(each.rival)}'s": each.comparison.alike if each.comparison.judged else None
+        f"{each.quantity} equal to {in_words(each.rival)}'s": each.comparison.alike if each.comparison.judged else None
         for each in contests
     }
     equal, different = list(tests.values()).count(True), list(tests.values()).count(False)
@@ -167,7 +173,7 @@ def describe(contests: Sequence[Contest]) -> str:
         missing = [each for each in contests if each not in run and each.quantity == quantity]
         if missing:
             some = any(each.quantity == quantity for each in run)
-            against = f" against {listed([_name(each.rival) for each in missing])}" if some else ""
+            against = f" against {listed([in_words(each.rival) for each in missing])}" if some else ""
             clauses.append(f"{quantity} was not run{against}")
     return (", and " if len(clauses) == 2 else "; ").join(clauses)
 
@@ -177,7 +183,7 @@ def _describe_lost(run: Sequence[Contest]) -> list[str]:
     lost = [each for each in run if each.comparison.reading == "lost"]
     if not lost:
         return []
-    names = dict.fromkeys(_name(each.rival) for each in lost)
+    names = dict.fromkeys(in_words(each.rival) for each in lost)
     scope = "" if len(lost) == len(run) else f" ({listed([*dict.fromkeys(each.quantity for each in lost)])})"
     return [f"{listed([BELAY, *names])} lose every seed{scope}"]
 
@@ -193,7 +199,7 @@ def _describe_ratios(run: Sequence[Contest]) -> list[str]:
             some = [_marked(each.comparison) for each in known if (each.rival, each.quantity) == (rival, quantity)]
             if some:
                 ratios.append(f"its {quantity} {listed(some)}" if ratios else f"{owner} {quantity} is {listed(some)}")
-        clauses.append(f"{' and '.join(ratios)} times {_name(rival)}'s")
+        clauses.append(f"{' and '.join(ratios)} times {in_words(rival)}'s")
     return clauses
 
 
@@ -208,14 +214,9 @@ def _describe_losers(run: Sequence[Contest]) -> list[str]:
     lost: dict[str, str] = {}
     for each in run:
         if each.comparison.point is None and each.comparison.reading != "lost":
-            for name, count in zip((BELAY, _name(each.rival)), each.losses, strict=True):
+            for name, count in zip((BELAY, in_words(each.rival)), each.losses, strict=True):
                 lost.setdefault(name, f"{name} {count} of {each.comparison.seeds}")
     return [f"seeds lost: {listed([*lost.values()])}"] if lost else []
-
-
-def _name(arm: str) -> str:
-    """Return an arm's name in a sentence."""
-    return arm if arm == EMA else f"the {arm}"
 
 
 def list_numbers(contests: Sequence[Contest]) -> Numbers:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from torchbelay.lab.arms import in_words
+from torchbelay.lab.report.words import listed
 from torchbelay.lab.score.analysis import StudyResults, compare_fids
 from torchbelay.lab.score.comparison import Comparison
 from torchbelay.lab.score.effects import FID, LOSS
@@ -108,14 +110,14 @@ def judge_robustness(records: Records) -> Finding:
     """Judge C11."""
     tests: dict[str, Outcome] = {}
     numbers: list[tuple[str, str]] = []
-    totals: dict[str, Tally] = {}  # by the loss that the methods share, against each rival
+    totals: dict[str, dict[str, Tally]] = {bar: {} for bar in BARS}  # against each rival
     ties_open: list[Outcome] = []  # the tests by a rule in which equal ranges do not count against BELAY
     for rival, possessive in RIVALS.items():
         plane, widths = compare_on_plane(records, rival)
         tests[f"wider than {possessive} on the plane"] = more(plane.wider, plane.narrower)
         ties_open.append(more(plane.wider, plane.narrower))
         numbers += [(f"plane: BELAY's range against {possessive}", _format_tally(plane, "cases")), *widths]
-        tallies = [plane]
+        tallies = {bar: [plane] for bar in BARS}
         for place, compare in TRAINED.items():
             for bar, shared in BARS.items():
                 tally = compare(records, rival, shared=shared)
@@ -125,13 +127,16 @@ def judge_robustness(records: Records) -> Finding:
                 ties_open.append(_nearly_all_differ(tally))
                 label = f"{place.removeprefix('the ')}, by {bar}: BELAY's range against {possessive}"
                 numbers.append((label, _format_tally(tally, "seeds")))
-                if shared:
-                    tallies.append(tally)
-        totals[possessive] = Tally(*map(sum, zip(*tallies, strict=True)))
-        label = f"all, by {next(iter(BARS))}: BELAY's range against {possessive}"
-        numbers.append((label, _format_tally(totals[possessive], "cases")))
+                tallies[bar].append(tally)
+        for bar, some in tallies.items():
+            totals[bar][possessive] = Tally(*map(sum, zip(*some, strict=True)))
+            label = f"all, by {bar}: BELAY's range against {possessive}"
+            numbers.append((label, _format_tally(totals[bar][possessive], "cases")))
     numbers.append(("by a rule in which ties stay open", describe_answer(ties_open)))
-    summary = f"BELAY's range of rates is wider {_count_wider(totals)}."
+    by_shared, by_own = totals.values()
+    counts = [f"{each.wider}" for each in by_own.values()]
+    own = f" (own bests: {listed(counts)})" if by_own != by_shared else ""
+    summary = f"BELAY's range is wider than {_count_wider(by_shared)}{own}."
     if (answer := combine(ties_open)) is not combine([*tests.values()]):
         summary += f" With ties open: {answer}."
     return find(tests, summary, (*numbers, *count_lost_by_sign(records), *compare_signs(records)))
@@ -141,12 +146,12 @@ def _count_wider(totals: Mapping[str, Tally]) -> str:
     """Return in how many cases BELAY's range is wider than each rival's; the number of cases is said once.
 
     >>> _count_wider({"EMA's": Tally(3, 1, 8), "the matched EMA's": Tally(0, 5, 8)})
-    "than EMA's in 3 of 8 cases, than the matched EMA's in 0"
+    "EMA's in 3 of 8 cases, the matched EMA's in 0"
     """
     clauses, said = [], None
     for possessive, total in totals.items():
         cases = "" if total.cases == said else f" of {total.cases} cases"
-        clauses.append(f"than {possessive} in {total.wider}{cases}")
+        clauses.append(f"{possessive} in {total.wider}{cases}")
         said = total.cases
     return ", ".join(clauses)
 
@@ -214,22 +219,22 @@ def compare_signs(records: Records) -> list[tuple[str, str]]:
         for theta, each in ratios_to_zero(study, lr).items():
             arm = f"θ = {theta_text(theta)}"
             lines.append((f"MNIST at {lr:g}: test loss with {arm} ÷ that with θ = 0", each.describe(arm, "θ = 0")))
-    for quantity, arm, lr, each in _negative_on_cifar10(records):
+    for quantity, (arm, rival), lr, each in _negative_on_cifar10(records):
         arm = arm.replace("θ ", "θ = ")
-        lines.append((f"CIFAR-10 at {lr:g}: {quantity} with {arm} ÷ EMA's", each.describe(arm, "EMA")))
+        lines.append((f"CIFAR-10 at {lr:g}: {quantity} with {arm} ÷ {in_words(rival)}'s", each.describe(arm, rival)))
     return lines
 
 
-def _negative_on_cifar10(records: Records) -> list[tuple[str, str, float, Comparison]]:
-    """Return every θ < 0 that was tried on CIFAR-10 against EMA, at each learning rate: its test loss and its FID."""
+def _negative_on_cifar10(records: Records) -> list[tuple[str, tuple[str, str], float, Comparison]]:
+    """Return every θ < 0 that was tried on CIFAR-10 against the EMA there, at each learning rate: test loss and FID."""
     lines = records.get("cifar10", ())
     study = StudyResults(lines, "cifar10")
     arms = {str(run["arm"]): float(run["theta"]) for run in study.runs}
     found = []
     for arm in (arm for arm, theta in arms.items() if theta < 0):
         for lr in study.rates(arm):
-            found.append((LOSS, arm, lr, study.compare(arm, study.ema, lr)))
-            found.append((FID, arm, lr, compare_fids(lines, study, arm, study.ema, lr)))
+            found.append((LOSS, (arm, study.ema), lr, study.compare(arm, study.ema, lr)))
+            found.append((FID, (arm, study.ema), lr, compare_fids(lines, study, arm, study.ema, lr)))
     return [each for each in found if each[-1].seeds]
 
 

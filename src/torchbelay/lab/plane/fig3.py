@@ -222,7 +222,7 @@ def _draw_saddle(records: Sequence[Record]) -> Plate:
     ax = fig.subplots()
     rows = select(records, "saddle")
     _draw_medians(ax, rows, "median_of_arrived")
-    ax.set_xlabel("median steps of those that arrive at the minimum, with the share of starts that converged")
+    ax.set_xlabel("median steps to arrive, with the share of starts that converged")
     (sgd,) = select(rows, "saddle", arm=SGD.name)
     caption = (
         "The median steps of the runs that reach the minimum from near Beale's saddle, and the share of starts that "

@@ -14,6 +14,7 @@ from torchbelay.lab.report.words import listed
 from torchbelay.lab.score.analysis import StudyResults
 from torchbelay.lab.score.comparison import Comparison
 from torchbelay.lab.score.effects import (
+    CHOICE,
     RATIOS,
     TITLE,
     WAYS,
@@ -73,8 +74,7 @@ def effects_plate(records: Sequence[Record]) -> Plate | None:
         f"{RATIOS}. {about['seeds']} seeds, {about['steps']:,} steps.",
         "The EMA of the first way and of the third is the spring with an infinitely heavy model. The matched EMA has "
         "BELAY's effective rate and memory.",
-        "The best rate of a seed is chosen by the validation loss of the other seeds, among the rates at which the arm "
-        "keeps more than half of its seeds.",
+        CHOICE.replace("training loss", "validation loss"),
         f"A run is lost if its loss is above {bar:.2g} of the best linear denoiser's.",
         describe_left_out(found, names(found)),
         *_high_rate_notes(records),

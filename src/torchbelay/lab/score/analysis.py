@@ -1,8 +1,8 @@
 """Results of the score models from their records: losses per seed, best rates, ranges that work, FIDs.
 
 Everything here is computed from records alone, by the rules of ../claims/protocol.md. A seed's learning rate is chosen
-by the training loss of the other seeds and judged by the test loss of the seed itself, so that no choice is judged on
-the data that made it.
+by the training loss of the other seeds and judged by the test loss of the seed itself. Two things are judged on seeds
+that took part in them: which rates are eligible, and a choice that lost seeds would leave to fewer than two others.
 """
 
 import math
@@ -140,12 +140,16 @@ class StudyResults:
         """Return the eligible rate with the lowest mean training loss over the seeds but `without`.
 
         Means are over the seeds that are kept at every eligible rate, so that a lost seed moves no mean; if there is no
-        such seed, over those that are kept at each rate. `among` restricts the rates.
+        such seed, over those that are kept at each rate. If lost seeds leave fewer than two others to choose by, all
+        seeds choose, because one seed's choice is chance. `among` restricts the rates.
         """
         rates = [lr for lr in self.eligible_rates(arm) if without is None or without in self.runs_at(arm, lr)]
         rates = [lr for lr in rates if among is None or lr in among]
         kept = {lr: self._kept_losses(arm, lr, without) for lr in rates}
         shared = set.intersection(*(set(losses) for losses in kept.values())) if kept else set()
+        others = set().union(*(self.runs_at(arm, lr) for lr in rates)) - {without}
+        if without is not None and len(shared) < 2 <= len(others):
+            return self.best_rate(arm, among=among)
 
         def mean(lr: float) -> float:
             used = [loss for seed, loss in kept[lr].items() if seed in shared or not shared]

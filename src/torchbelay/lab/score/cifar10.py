@@ -7,13 +7,13 @@ BELAY's masses are scaled to the length of the run by the paper's rule for k. Th
 from collections.abc import Sequence
 from typing import Any
 
-from torchbelay.lab.arms import BELAY, EMA, MATCHED
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, in_words
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 from torchbelay.lab.statistics import MARGIN
 
 from . import run as study_run
-from .analysis import ARMS, FID_MARGIN, StudyResults, compare_fids, fids, median_loss
+from .analysis import ARMS, FID_MARGIN, StudyResults, compare_fids, fid_noise, fids, median_loss
 from .captions import (
     LEFT_OUT,
     PAIRED,
@@ -79,14 +79,14 @@ def _curves(records: Sequence[Record], study: StudyResults) -> Plate:
         ax.legend(fontsize=8)
         beside.axhspan(1 / MARGIN, MARGIN, color="#e9e9e9", zorder=0)
         beside.axhline(1, color=arm_colour(study.ema), linewidth=1.6)
-        beside.set(title="the average, over EMA's at the same time", ylabel="ratio of test losses")
+        beside.set(title=f"the average ÷ {in_words(study.ema)}'s", ylabel="ratio of test losses")
     for ax in axes[-1]:
         ax.set(xlabel="training images, thousands", xlim=(0, None))
     found = study.compare(BELAY, study.ema, study.lrs[-1])
     end = f" At the end BELAY ÷ {study.ema} is {found.describe(BELAY, study.ema)}." if found.seeds else ""
     caption = (
         "Test loss during training (left; the average w2 bold, the weights w1 dotted), and the average's loss "
-        f"over EMA's at the same time (right).{end}"
+        f"over {in_words(study.ema)}'s at the same time (right).{end}"
     )
     notes = (
         "Left: medians over the seeds; thin lines are the seeds. Right: ratios seed by seed; the line is their median, "
@@ -131,7 +131,8 @@ def _pairs(records: Sequence[Record], study: StudyResults) -> Plate | None:
     fig = style.figure(9.0, 3.9)
     axes: Any = fig.subplots(1, 2, squeeze=False)
     names = [
-        f"{a}\n÷ {b}".replace("matched ", "matched\n") + (f"\n{lr:g}" if len(study.lrs) > 1 else "")
+        f"{a}\n÷ {b}".replace("matched ", "matched\n").replace("-memory", "-\nmemory")
+        + (f"\n{lr:g}" if len(study.lrs) > 1 else "")
         for (a, b), lr in rows
     ]
     for ax, found, title in zip(axes[0], (losses, drawn), ("test loss of w2", "FID of w2"), strict=True):
@@ -141,7 +142,8 @@ def _pairs(records: Sequence[Record], study: StudyResults) -> Plate | None:
             if found is losses:
                 draw_ratio(ax, x, key, study.valid_losses(key[0], lr), study.valid_losses(key[1], lr))
             else:
-                draw_ratio(ax, x, key, fids(records, study, key[0], lr), fids(records, study, key[1], lr))
+                ones, others = (fids(records, study, arm, lr) for arm in key)
+                draw_ratio(ax, x, key, ones, others, fid_noise(records, study))
         ax.set_xticks(range(len(rows)), names, fontsize=8)
         ax.set(title=title, xlim=(-0.6, len(rows) - 0.4))
         if not any(each.seeds for each in found.values()):
@@ -174,9 +176,10 @@ def _ratio_texts(pairs: Pairs) -> str:
 
 
 def _sign_notes(losses: Pairs, drawn: Pairs) -> tuple[str, ...]:
-    """Return a note per θ: its test loss and FID over EMA's."""
+    """Return a note per θ: its test loss and FID over those of the study's EMA."""
     return tuple(
-        f"The sign of the spring: at {lr:g} {one} (Generalized Primal Averaging) has {found.size} times EMA's test loss"
+        f"The sign of the spring: at {lr:g} {one} (Generalized Primal Averaging) has {found.size} times "
+        f"{in_words(other)}'s test loss"
         + (f" and {fid} times its FID." if (fid := drawn[(one, other), lr].size) else "; its FID has not been run.")
         for ((one, other), lr), found in losses.items()
         if one.startswith("θ") and found.size
@@ -195,7 +198,8 @@ def _table(records: Sequence[Record], study: StudyResults) -> Plate:
         f"network is {larger:.2g} times as large and was trained for days: compare only the differences between arms."
     )
     notes = (
-        f"w2 is the average, w1 are the weights; ÷ EMA's: the ratio, seed by seed. {describe_sampling(records, NAME)}",
+        f"w2 is the average, w1 are the weights; ÷ {study.ema}'s: the ratio, seed by seed. "
+        f"{describe_sampling(records, NAME)}",
         describe_networks(study),
         *sign_note(study.arms),
         *difference_notes(records, NAME),
@@ -203,4 +207,4 @@ def _table(records: Sequence[Record], study: StudyResults) -> Plate:
         *fid_check_notes(records),
     )
     title = "The appendix's table: losses and FID beside the paper's"
-    return Plate("cifar10-table", title, caption, results_table(rows), notes)
+    return Plate("cifar10-table", title, caption, results_table(rows, study.ema), notes)

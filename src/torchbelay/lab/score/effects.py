@@ -19,6 +19,10 @@ from .comparison import Comparison, compare, format_ratio
 NOMINAL, EFFECTIVE, BEST = WAYS = ("equal nominal rate", "equal effective rate", "each one's best")
 LOSS, FID = "test loss", "FID"
 TITLE = "BELAY against EMA, in three ways"
+CHOICE = (
+    "A seed's best rate is chosen by the training loss of the other seeds, among the rates at which the arm keeps more "
+    "than half of its seeds; if lost seeds leave fewer than two others, by that of all seeds."
+)
 RATIOS = f"Below 1 BELAY is better. Ratios are taken seed by seed, with their {CONFIDENCE:.0%} interval"
 
 
@@ -109,7 +113,7 @@ def loss_effect(study: StudyResults) -> Effect:
     def along(other: str) -> tuple[dict[float, Comparison], list[float]]:
         found = {lr: each for lr in study.lrs if (each := study.compare(BELAY, other, lr)).seeds}
         kept = {lr: each for lr, each in found.items() if all(_keeps(study, arm, lr) for arm in (BELAY, other))}
-        shown = _without_lost(kept)
+        shown = without_lost(kept)
         return shown, [lr for lr in found if lr not in shown]
 
     (nominal, first), (effective, second) = along(rival), along(MATCHED)
@@ -120,7 +124,7 @@ def loss_effect(study: StudyResults) -> Effect:
     return Effect(study.name, LOSS, rival, nominal, effective, compare(ours, theirs), (first, second), safest)
 
 
-def _without_lost(found: dict[float, Comparison]) -> dict[float, Comparison]:
+def without_lost(found: dict[float, Comparison]) -> dict[float, Comparison]:
     """Return the comparisons without a lost run; all of them if every one has lost runs."""
     return {lr: each for lr, each in found.items() if not each.unpaired} or found
 
@@ -192,8 +196,8 @@ def describe_choice(found: Sequence[Effect], names: Mapping[str, str]) -> str:
     if not texts:
         return ""
     return (
-        "A lost seed leaves fewer seeds to choose a best rate by. If an arm is never given a rate at which it loses a "
-        f"seed, the third way gives: {'; '.join(texts)}."
+        "A best rate may be one at which the arm loses a seed, which then has no ratio. If an arm is never given such "
+        f"a rate, the third way gives: {'; '.join(texts)}."
     )
 
 
@@ -232,8 +236,7 @@ def effects_plate(records: Sequence[Record], part: str, names: Mapping[str, str]
         f"{RATIOS}; that of a FID contains the noise of its samples.",
         "The effective rate is that at which the centre of mass moves. An EMA at the same nominal rate moves faster "
         "than BELAY; the matched EMA moves as fast, and averages over as many steps.",
-        "The best rate of a seed is chosen by the training loss of the other seeds, among the rates at which the arm "
-        "keeps more than half of its seeds. FIDs exist at few rates: there one rate is chosen for all seeds.",
+        f"{CHOICE} FIDs exist at few rates: there one rate is chosen for all seeds.",
         describe_left_out(found, names),
         *filter(None, [describe_choice(found, names)]),
     )

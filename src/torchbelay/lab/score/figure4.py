@@ -117,4 +117,4 @@ def _table(records: Sequence[Record], study: StudyResults) -> Plate:
         "EMA's: the ratio at the same rate, seed by seed.",
         describe_sampling(records, NAME),
     )
-    return Plate("figure4-table", "Table 1 with its own EMA, decay .999", caption, results_table(rows), notes)
+    return Plate("figure4-table", "Table 1 with its own EMA, decay .999", caption, results_table(rows, EMA), notes)

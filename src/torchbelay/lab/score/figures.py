@@ -197,10 +197,18 @@ def set_ratio_axis(ax: Axes, found: Sequence[Comparison], margin: float = MARGIN
 
 
 def draw_ratio(
-    ax: Axes, x: float, names: tuple[str, str], ones: Mapping[int, float | None], others: Mapping[int, float | None]
+    ax: Axes,
+    x: float,
+    names: tuple[str, str],
+    ones: Mapping[int, float | None],
+    others: Mapping[int, float | None],
+    noise: float = 0.0,
 ) -> None:
-    """Draw a ratio with its interval over the dots of its seeds; write text for lost runs or a ratio off the axis."""
-    found, hue, mark = compare(ones, others), arm_colour(names[0]), arm_marker(names[0])
+    """Draw a ratio with its interval over the dots of its seeds; write text for lost runs or a ratio off the axis.
+
+    `noise` is that of `compare`.
+    """
+    found, hue, mark = compare(ones, others, noise=noise), arm_colour(names[0]), arm_marker(names[0])
     for seed in ones:
         if (one := ones[seed]) is not None and (other := others.get(seed)) is not None:
             ax.plot(x, one / other, ".", color=hue, alpha=0.4, markersize=4, zorder=2)

@@ -8,7 +8,7 @@ in the parts figure4 and readings.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN
+from torchbelay.lab.arms import BELAY, EMA, MATCHED, PLAIN, in_words
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
 from torchbelay.lab.report.words import listed
@@ -159,7 +159,8 @@ def _pairs(records: Sequence[Record]) -> Plate | None:
     axes[0, 0].set_ylabel("ratio of test losses")
     at_paper = {key: row[study.lrs.index(PAPER_LR)] for key, row in along.items() if PAPER_LR in study.lrs}
     effect = ways.loss_effect(study)
-    found = f" BELAY ÷ EMA is {listed(ways.spans([effect]))}." if effect else ""
+    rivals = listed([f"{in_words(each)}'s" for each in (study.ema, MATCHED, study.ema)])
+    found = f" BELAY's is {listed(ways.spans([effect]))} times {rivals}." if effect else ""
     caption = (
         f"Ratios of test losses, from left to right at {ways.NOMINAL}, at {ways.EFFECTIVE} (the matched EMA) and at "
         f"{ways.BEST}.{found}"
@@ -167,9 +168,8 @@ def _pairs(records: Sequence[Record]) -> Plate | None:
     notes = (
         f"At the paper's rate, {PAPER_LR:g}: {_ratio_texts(at_paper) or 'not run'}. At the best rates: "
         f"{_ratio_texts(best)}.",
-        "A seed's best rate is chosen by the training loss of the other seeds, among the rates at which the arm keeps "
-        "more than half of its seeds. The matched EMA has BELAY's effective "
-        "rate and averaging rate: any difference from it is due to BELAY's feedback.",
+        f"{ways.CHOICE} The matched EMA has BELAY's effective rate and averaging rate: any difference from it is due "
+        "to BELAY's feedback.",
         f"{PAIRED}. {LEFT_OUT} Test losses of the average w2.",
     )
     return Plate("mnist-pairs", "BELAY against its controls, seed by seed", caption, fig, notes)
@@ -200,7 +200,7 @@ def _table(records: Sequence[Record]) -> Plate | None:
     fid_ratios = _fid_ratios(records, study)
     cells = (
         "Cells: mean ± standard deviation over the seeds that are not lost. w2 is the average, w1 are the weights; the "
-        "paper does not say which of them it measured. ÷ EMA's: the ratio at the same rate, seed by seed."
+        f"paper does not say which of them it measured. ÷ {study.ema}'s: the ratio at the same rate, seed by seed."
     )
     if long:
         title = "Table 1: losses and FID beside the paper's"
@@ -220,7 +220,7 @@ def _table(records: Sequence[Record]) -> Plate | None:
         )
         notes = (cells,)
     notes += (describe_networks(study), *difference_notes(records, study.name), *(time_note(study) if long else ()))
-    return Plate("mnist-table1", title, caption, results_table(rows), notes)
+    return Plate("mnist-table1", title, caption, results_table(rows, study.ema), notes)
 
 
 def _tuned_note(study: StudyResults) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ def _tuned_note(study: StudyResults) -> tuple[str, ...]:
 
 
 def _fid_ratios(records: Sequence[Record], study: StudyResults) -> dict[tuple[str, str], str]:
-    """Return BELAY's FID over those of its rivals, and the tuned BELAY's over EMA's, as text."""
+    """Return BELAY's FID over those of its rivals, and the tuned BELAY's over that of the study's EMA, as text."""
     pairs = [(BELAY, study.ema), (BELAY, MATCHED), *((arm, study.ema) for arm in study.arms if arm in HEAVIER)]
     every = {(a, b): compare_fids(records, study, a, b) for a, b in pairs if a in study.arms and b in study.arms}
     return {

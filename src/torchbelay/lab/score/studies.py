@@ -22,6 +22,7 @@ MNIST_EMA = Spring.ema(decay=0.999)  # Table 1's: 1 − k/(2·m2), BELAY as m1 �
 CIFAR10_BELAY = Spring(k=1.0, m1=20_000.0, m2=2000.0)  # the appendix
 CIFAR10_BATCH, EDM_HALF_LIFE = 512, 500_000  # EDM's batch, and the half-life of its own EMA in images
 CIFAR10_EMA = Spring.ema(half_life=EDM_HALF_LIFE / CIFAR10_BATCH)
+RULE_STEPS = 1_000_000  # of §3.3: k = 10⁶/T
 CIFAR10_STEPS = 390_625  # 200 million images in batches of 512, as EDM trains
 MASSES = {"2e4": 20_000.0, "2e5": 200_000.0}  # the appendix, beside Table 1's 2000
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2)
@@ -262,6 +263,16 @@ PLANS: dict[str, Callable[..., Iterator[Group]]] = {
 }  # the groups of each study
 
 
+def _reach(steps: int) -> str:
+    """Return what §3.3's rule would make of MNIST's average in a run of some steps, in words.
+
+    >>> _reach(5000), _reach(500)
+    ('an average over 4 steps', 'which is no average')
+    """
+    rate = RULE_STEPS / steps * MNIST_BELAY.coupling().rate
+    return f"an average over {1 / rate:.2g} steps" if rate < 1 else "which is no average"
+
+
 def _mnist_differences(group: Group, spring: Spring) -> tuple[str, ...]:
     """Return how a study of MNIST differs from the paper's, one sentence each."""
     features, rate = group.objective.describe()["features"], spring.coupling().rate
@@ -270,8 +281,9 @@ def _mnist_differences(group: Group, spring: Spring) -> tuple[str, ...]:
         f"{group.steps:,} steps and batches of {group.batch}.",
         f"The paper prints no decay for EMA. Read as BELAY with m1 → ∞ it is {MNIST_EMA.decay:g}, NCSNv2's own; the "
         f"equal-memory EMA has {1 - rate:.6g}, so that it averages over as many steps as BELAY.",
-        "The masses are the paper's, not scaled to the run: the rule for k(T) needs the number of steps for which they "
-        "were chosen. That is known for CIFAR-10's model (EDM's 200 million images), and not for MNIST's.",
+        "k = 1 and the masses are those of the paper's experiments, not scaled to the run. §3.3's constant of 10⁶ "
+        f"steps would give k = {RULE_STEPS / group.steps:.4g} here, {_reach(group.steps)}. For how many steps k = 1 "
+        "was meant is known for CIFAR-10's model (EDM's 200 million images), and not for MNIST's.",
         "Noise levels and step size follow the rules of NCSNv2, whose authors have no setting for MNIST.",
         f"The run is short for an average over {1 / rate:,.0f} steps: at the end, the initial weights still make up "
         f"{spring.decay**group.steps:.1%} of it.",

@@ -23,14 +23,13 @@ ABREAST = 5  # grids per row, if arms and rates do not fill columns and rows
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
-RATIO = "w2 test ÷ EMA's"  # at the same learning rate
-COLUMNS = ("", "w2 train", "w2 test", "w2 FID", RATIO, "w1 train", "w1 test", "w1 FID", "Seeds")
 
-
-def results_table(rows: Sequence[tuple[str, ...]]) -> Table:
-    """Return a table of these rows, without columns that would be empty."""
-    known = [i for i in range(len(COLUMNS)) if any(row[i] != MISSING for row in rows)]
-    return Table(tuple(COLUMNS[i] for i in known), tuple(tuple(row[i] for i in known) for row in rows))
+def results_table(rows: Sequence[tuple[str, ...]], rival: str) -> Table:
+    """Return a table of these rows, without columns that would be empty; ratios are to the EMA `rival`."""
+    ratio = f"w2 test ÷ {rival}'s"  # at the same learning rate
+    columns = ("", "w2 train", "w2 test", "w2 FID", ratio, "w1 train", "w1 test", "w1 FID", "Seeds")
+    known = [i for i in range(len(columns)) if any(row[i] != MISSING for row in rows)]
+    return Table(tuple(columns[i] for i in known), tuple(tuple(row[i] for i in known) for row in rows))
 
 
 def paper_row(name: str, train: str, test: str, fid: str) -> tuple[str, ...]:
@@ -52,7 +51,7 @@ def results_row(records: Sequence[Record], study: StudyResults, arm: str, lr: fl
 
 
 def _against_ema(study: StudyResults, arm: str, lr: float) -> str:
-    """Return the ratio to EMA over the seeds that neither arm lost; the cells beside it count the lost ones."""
+    """Return the ratio to the study's EMA over the seeds that neither arm lost; other cells count the lost ones."""
     found = study.compare(arm, study.ema, lr)
     if arm == study.ema:
         return "1" if found.point else MISSING
