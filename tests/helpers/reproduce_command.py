@@ -33,5 +33,6 @@ def run_or_wait(pipe: Connection, name: str, settings: Settings) -> None:
 
 def main() -> None:
     """Run the command with the arguments of this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     workers._run_part = run_or_wait
     sys.exit(cli.main(sys.argv[1:]))

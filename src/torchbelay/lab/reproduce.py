@@ -11,6 +11,8 @@ from rich.table import Table
 
 from . import records as record_files
 from .claims import judge
+from .claims.study import PARTS as STUDIED
+from .claims.study import judge_study
 from .claims.verdict import Answer, Verdict
 from .part import LabError, Plate, Record, Settings
 from .progress import PartsProgress
@@ -63,7 +65,7 @@ def reproduce(
     with console.status("drawing the figures"):
         verdicts = _judge(found, out)
         page = _report(out, heads, found, verdicts)
-    _show_summary(console, verdicts, len(wanted) - len(todo), len(wanted))
+    _show_summary(console, verdicts, found, len(wanted) - len(todo), len(wanted))
     for name, why in failed.items():
         console.print(f"[red]{name} failed[/]: {escape(why)}", soft_wrap=True)
     console.print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
@@ -190,11 +192,25 @@ def _show_plan(console: Console, wanted: Sequence[str], todo: Sequence[str], out
     console.print(f"nothing was run; results would go to {escape(str(out))}", soft_wrap=True, highlight=False)
 
 
-def _show_summary(console: Console, verdicts: Sequence[Verdict], done: int, wanted: int) -> None:
-    table = Table("claim", "verdict", "what was found", title="The paper's claims")
-    for verdict in verdicts:
-        answer = verdict.finding.answer
-        table.add_row(verdict.claim.id, f"[{_COLOURS[answer]}]{answer}[/]", escape(verdict.finding.summary))
-    console.print(table)
+def _show_summary(
+    console: Console, verdicts: Sequence[Verdict], found: dict[str, list[Record]], done: int, wanted: int
+) -> None:
+    rows = [(v.claim.id, v.finding.answer, v.finding.summary) for v in verdicts if v.finding.answer is not Answer.OPEN]
+    if rows:
+        _show_answers(console, "The paper's claims", rows)
+    if waiting := len(verdicts) - len(rows):
+        console.print(f"{waiting} of {len(verdicts)} claims need parts that have not been run", highlight=False)
+    if not set(STUDIED).isdisjoint(found):
+        known = [each for each in judge_study(found) if each.answer is not Answer.OPEN]
+        _show_answers(
+            console, "The study of the spring's sign", [(h.id, h.answer, f"{h.claim}: {h.numbers}") for h in known]
+        )
     if done:
         console.print(f"{done} of {wanted} parts were done already; --force runs them again", highlight=False)
+
+
+def _show_answers(console: Console, title: str, rows: Sequence[tuple[str, Answer, str]]) -> None:
+    table = Table("", "verdict", "what was found", title=title)
+    for name, answer, text in rows:
+        table.add_row(escape(name), f"[{_COLOURS[answer]}]{answer}[/]", escape(text))
+    console.print(table)
