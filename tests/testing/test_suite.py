@@ -16,6 +16,7 @@ from helpers.small import BELAY, EMA, batch, mlp
 from torchbelay import Belay, testing
 from torchbelay.belay import checkpoint
 from torchbelay.belay.averages import Averages
+from torchbelay.belay.company import Member
 from torchbelay.belay.hooks import StepHooks
 from torchbelay.belay.stepper import Stepper
 from torchbelay.belay.swap import Swap
@@ -85,15 +86,7 @@ def put_nothing_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_steps_through(patch: pytest.MonkeyPatch) -> None:
-    right = Stepper.before
-
-    def wrong(self: Stepper, *more: Any) -> None:
-        member = self._member
-        swap, member.swap = member.swap, None
-        right(self, *more)
-        member.swap = swap
-
-    patch.setattr(Stepper, "before", wrong)
+    patch.setattr(Member, "refuse_step", lambda self: None)
 
 
 def round_what_is_loaded(patch: pytest.MonkeyPatch) -> None:
@@ -257,6 +250,11 @@ def sgd(lr: float) -> Any:
 
 SHARED = mlp()
 MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no closure": (
+        {"optimizer": lambda model: torch.optim.LBFGS(model.parameters())},
+        ValueError,
+        r"closure=False: LBFGS\.step\(\) cannot be called without a closure; give closure=True",
+    ),
     "one model": ({"model": lambda: SHARED}, ValueError, "the same model twice"),
     "no model": ({"model": dict}, TypeError, "returned dict"),
     "one step": ({"steps": 1}, ValueError, "steps=1"),

@@ -1,6 +1,7 @@
 """The short trainings that contracts are checked on, all from the same weights and the same batches."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,6 +127,15 @@ class Run:
         }
 
 
+def _needs_closure(optimizer: Optimizer) -> bool:
+    """Whether a step cannot be taken without an argument."""
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        return True
+    return False
+
+
 def _fail(*_: object) -> None:
     raise InjectedFault
 
@@ -170,6 +180,11 @@ class Bench:
         """Return a new training, with a `Belay` if a method is given."""
         model = self.model(seed)
         optimizer = self.optimizer_factory(model)
+        if not self.closure and _needs_closure(optimizer):
+            raise ValueError(
+                f"closure={self.closure!r}: {type(optimizer).__name__}.step() cannot be called without a closure; give "
+                "closure=True, and the optimizer evaluates the loss itself"
+            )
         belay = None if method is None else Belay(model, optimizer, method, **self.options)
         return Run(self, model, optimizer, belay)
 
