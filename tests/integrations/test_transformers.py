@@ -471,6 +471,21 @@ def test_weights_that_were_loaded_after_train_are_those_that_are_trained_next(tm
     close(weights(model), ema(loaded, run.observer.after[2:]))
 
 
+def test_a_loop_of_the_users_own_may_train_the_model_after_train(tmp_path: Path) -> None:
+    """The model is the average then, but in no block: a step is refused only inside `averaged()`."""
+    model = gpt2()
+    run = Run(tmp_path, model=model, max_steps=2, eval_strategy="no").train()
+    run.trainer.evaluate()
+    average = weights(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with run.belay.averaged(), pytest.raises(RuntimeError, match="an optimizer step inside averaged"):
+        optimizer.step()
+    optimizer.step()
+    close(weights(model), {name: value - 0.5 for name, value in average.items() if value.is_floating_point()})
+
+
 def test_a_model_of_model_init_has_an_average_of_its_own(tmp_path: Path) -> None:
     run = Run(tmp_path, model_init=lambda: gpt2(3), max_steps=3, eval_strategy="no").train()
     before, model = run.belay, run.trainer.model
