@@ -20,7 +20,7 @@ examples:
   torchbelay reproduce cifar10 --data cifar-10-binary.tar.gz --budget 10m --out trial
 
 Without a GPU or without the data, mnist, figure4, readings, sign, cifar10, warmup, penalty and gpt show the records
-that come with the package.
+that come with the package. So do advice and posthoc for MNIST, without --data: they train on a CPU, for minutes.
 """
 
 

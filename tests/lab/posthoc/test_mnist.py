@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers import image_files, kept_records
+from torchbelay.lab.advice import mnist as advice
 from torchbelay.lab.part import Record, Settings
 from torchbelay.lab.posthoc import figures, mnist, study
 from torchbelay.lab.records import select, without_times
@@ -69,6 +70,18 @@ def test_a_copy_of_mnist_is_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert (sum(ticks), "a score model of MNIST with 2 averages, 20 steps") == mnist.plan(settings)
 
 
+def test_a_copy_at_hand_is_trained_on_if_it_is_given_or_the_part_is_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_files.make_sets_small(monkeypatch, tmp_path)
+    copy = image_files.npz(tmp_path / "mnist.npz", "mnist")
+    monkeypatch.setenv("TORCHBELAY_DATA", str(tmp_path))
+    for obstacle in (mnist.obstacle, advice.obstacle):
+        assert "give a copy with --data" in str(obstacle(Settings()))
+        assert obstacle(Settings(quick=True)) is None
+        assert obstacle(Settings(data=copy)) is None
+
+
 # The records that are kept --------------------------------------------------------------------------------------------
 
 
@@ -81,7 +94,8 @@ def test_without_a_copy_the_committed_records_are_shown_and_the_figure_says_so(
     assert sum(ticks) == mnist.plan(Settings())[0] == 1
     (about,) = select(found, ABOUT)
     assert about["committed"] is True
-    assert about["why"].startswith("There is no copy of MNIST here; give one with --data")
+    assert about["why"] == "Training on MNIST takes minutes on a CPU; give a copy with --data to do it."
+    assert str(mnist.obstacle(Settings(quick=True))).startswith("There is no copy of MNIST here; give one with --data")
     ring = [line for line in kept_records.lines("posthoc") if not line["kind"].startswith("mnist")]
     said = " ".join(study.draw([*ring, *found])[-1].notes)
     assert f"These are the records that come with the package: {about['why']}" in said

@@ -1,6 +1,7 @@
 """Runs of small networks on MNIST, with Adam, on the CPU: a classifier, an autoencoder and a denoiser.
 
-Without a copy of MNIST, the records that come with the package are shown.
+They are trained if a copy of MNIST is given, or if one is at hand and the part is quick. Else the records that come
+with the package are shown.
 """
 
 import time
@@ -19,7 +20,7 @@ from torchbelay.belay import Belay
 from torchbelay.curvature import measure_curvatures
 from torchbelay.lab import records as on_disk
 from torchbelay.lab.part import Record, Settings, Tick
-from torchbelay.lab.score.data import find_copy, is_available, load
+from torchbelay.lab.score.data import UNASKED, find_copy, is_available, load
 from torchbelay.lab.score.formats import DAMAGE
 from torchbelay.lab.versions import versions
 from torchbelay.physics.spectrum import Spectrum
@@ -83,7 +84,7 @@ def plan(settings: Settings, how: Protocol) -> tuple[int, str]:
 
 
 def run(settings: Settings, how: Protocol, tick: Tick) -> list[Record]:
-    """Train and measure; without a copy of MNIST, return the records that come with the package."""
+    """Train and measure; if that is impossible or was not asked for, return the records that come with the package."""
     if why := obstacle(settings):
         tick(1)
         return read_committed(why)
@@ -108,7 +109,9 @@ def shorter(how: Protocol) -> Protocol:
 
 
 def obstacle(settings: Settings) -> str | None:
-    """Return why the networks cannot be trained here, as a sentence; None if they can."""
+    """Return why the networks are not trained here, as a sentence; None if they are."""
+    if settings.data is None and not settings.quick:
+        return UNASKED
     if find_npz(settings):
         return None
     return "There is no copy of MNIST with labels here; give one with --data: mnist.npz, or a folder with it."

@@ -17,6 +17,7 @@ from .models.objective import Shape
 
 FOLDER_VARIABLE = "TORCHBELAY_DATA"
 PART_FILE = "cifar10-part.npz"
+UNASKED = "Training on MNIST takes minutes on a CPU; give a copy with --data to do it."
 
 
 @dataclass(frozen=True)
