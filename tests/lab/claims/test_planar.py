@@ -210,6 +210,7 @@ EVEN = dict.fromkeys(
     (
         "SGD",
         "momentum",
+        "momentum at SGD's effective rate",
         "EMA+momentum",
         "BELAY+momentum",
         "Adam without momentum",
@@ -261,5 +262,5 @@ def test_c4_momentum_struggles_at_a_saddle_and_averaging_cures_it(given: dict[st
 
 def test_c4_counts_the_cures() -> None:
     summary = judge("C4", fig3=saddle({"momentum": NEVER, "BELAY+Adam": 20})).summary
-    assert "momentum takes never steps against 200 for SGD, 200 against 200 for Adam" in summary
-    assert summary.endswith("averages need fewer in 3 of 4 cases.")
+    assert "momentum takes never steps (200 at SGD's effective rate), SGD 200; with Adam 200 against 200." in summary
+    assert summary.endswith("Averages need fewer in 3 of 4 cases.")

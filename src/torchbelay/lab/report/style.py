@@ -31,6 +31,7 @@ _HUES = {
     "Adam at BELAY's effective rate": SLOWED_COLOUR,
     "momentum at BELAY's effective rate": SLOWED_COLOUR,
     "momentum": MOMENTUM_COLOUR,
+    "momentum at SGD's effective rate": MOMENTUM_COLOUR,
     "Adam without momentum": PLAIN_COLOUR,
 }
 
