@@ -90,7 +90,8 @@ def main() -> None:
         head = on_disk.header(name, settings, took) | {"device": about.get("device")}
         on_disk.write(args.out / f"{name}.jsonl", head, found)
         runs = sum(line["kind"] in ("run", "curvature") for line in found)
-        state = "complete" if about.get("complete") else f"not complete{'' if runs else f' ({about})'}"
+        is_whole = about.get("complete") and about.get("traced", True)
+        state = "complete" if is_whole else f"not complete{'' if runs else f' ({about})'}"
         print(f"{name}: {runs} runs are finished, {took:.0f} s in all, {state}", flush=True)
 
 

@@ -206,6 +206,7 @@ def test_an_unfinished_study_that_comes_with_the_package_goes_on(tiny: None, mon
         ([about | {"complete": False}, *runs[:5]], whole - 5),
         ([about | {"complete": False, "digest": "of another text"}, *runs[:5]], whole),
         ([about | {"complete": False, "code": "another"}, *runs[:5]], whole),
+        ([about | {"traced": False}, *runs[:5]], whole - 5),  # the losses are complete, and the curvatures are not
         ([about, *runs[:5]], whole),  # a complete one is run again
         ([], whole),
     ):
@@ -235,6 +236,26 @@ def test_runs_of_earlier_records_are_not_made_again(tiny: None, monkeypatch: pyt
     for key in ("digest", "layers", "width", "context", "batch", "steps", "warmup", "rate", "torch", "device"):
         with pytest.raises(LabError, match=f"have {key} of another"):
             study.run(SETTINGS, lambda _: None, [about | {key: "of another"}, *runs])
+
+
+def test_every_run_says_which_code_it_is_of(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    about, *runs = study.run(SETTINGS, lambda _: None)
+    assert {r["code"] for r in runs} == {study.code_digest()}
+    old = [{key: value for key, value in r.items() if key != "code"} for r in runs[:5]]
+    for have in ([about | {"code": "another"}, *old], [about, *(r | {"code": "another"} for r in old)]):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(Path(os.environ["XDG_CACHE_HOME"]) / "next"))
+        again = study.run(SETTINGS, lambda _: None, have)
+        assert [r["code"] for r in again[1:]] == ["another"] * 5 + [study.code_digest()] * (len(runs) - 5)
+
+
+def test_losses_may_be_complete_without_the_curvatures(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise study.OutOfTimeError
+
+    monkeypatch.setattr(study.Trainer, "trace", stop)
+    about, *runs = study.run(SETTINGS, lambda _: None)
+    assert (about["complete"], about["traced"]) == (True, False)
+    assert {r["kind"] for r in runs} == {"run"}
 
 
 @pytest.mark.thorough

@@ -205,6 +205,6 @@ def _about(task: Task, how: Protocol) -> Record:
     weights = sum(each.numel() for each in task.network().parameters())
     return {
         **describe(task.name, how, weights=weights, batch=BATCH),
-        "date": time.strftime("%Y-%m"),
+        "date": time.strftime("%Y-%m-%d"),
         **versions(torch.device("cpu")),
     }

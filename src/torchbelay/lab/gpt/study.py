@@ -202,7 +202,8 @@ class Study:
         self.origin = versions(self.device)
         self._before = self._runs_before() | self._adopted(have)
         self._trainer: Trainer | None = None
-        self.spent, self.complete = 0.0, False
+        self.spent = 0.0
+        self.complete, self.traced = False, False  # all losses, all curvatures
 
     def records(self) -> Iterator[Record]:
         """Yield all records, the protocol first."""
@@ -217,7 +218,7 @@ class Study:
         try:
             for lane in self._lanes(runs):
                 runs.append(self._run(lane))  # noqa: PERF401 - what is finished counts if time runs out
-            self.complete = True
+            self.traced = True
         except OutOfTimeError:
             pass  # what is finished is a smaller study
         yield self._about()
@@ -231,13 +232,15 @@ class Study:
             yield from refining(self.how, stage.tuned, Runs(runs), seed)
             yield from judging(self.how, stage.judged, Runs(runs), seed)
         yield from completing(self.how, AT_LAST, Runs(runs), seed)
+        self.complete = True
         yield from tracing(self.how, MEASURED, seed)
 
     def _runs_before(self) -> dict[RunKey, Record]:
         """Return the runs that come with the package, if they are an unfinished study with this text, code and GPU."""
         about, *runs = read_committed("") or [{}]
         same = all(about.get(key) == value for key, value in self._identity().items())
-        return {_key(r): r for r in runs} if same and not about["complete"] and not self.settings.anew else {}
+        is_whole = not about or (about["complete"] and about.get("traced", False))
+        return {_key(r): r for r in runs} if same and not is_whole and not self.settings.anew else {}
 
     def _adopted(self, have: Sequence[Record]) -> dict[RunKey, Record]:
         """Return runs of earlier records; refuse those of another text, network, length or machine."""
@@ -247,7 +250,7 @@ class Study:
         for key, value in (self._sizes() | self._identity()).items():
             if key != "code" and about.get(key) != value:
                 raise LabError(f"the records to go on from have {key} {about.get(key)}, not {value}: run all anew")
-        return {_key(r): r for r in runs}
+        return {_key(r): {**r, "code": r.get("code", about["code"])} for r in runs}
 
     def _sizes(self) -> Record:
         """Return the sizes and numbers of every run."""
@@ -281,7 +284,7 @@ class Study:
                 found = self._trainer.trace(lane.arm, lane.lr, lane.seed, self.how.looks)
             else:
                 found = self._trainer.run(lane.arm, lane.lr, lane.seed, lane.split)
-            found["run_s"] = round(time.perf_counter() - begin, 2)
+            found |= {"run_s": round(time.perf_counter() - begin, 2), "code": code_digest()}
             cached.write([found], found["run_s"])
             self.deadline.spent(found["run_s"])
         self.spent += found["run_s"]
@@ -292,11 +295,12 @@ class Study:
         return {
             "kind": "protocol",
             "complete": self.complete,
+            "traced": self.traced,
             **self._sizes(),
             "bytes": {split: len(self.corpus.held_out(split)) for split in SPLITS},
             "packages": self.corpus.packages,
             "device_s": round(self.spent),
-            "date": time.strftime("%Y-%m"),
+            "date": time.strftime("%Y-%m-%d"),
             **self._identity(),
             **self.origin,
         }

@@ -152,7 +152,7 @@ def _about(how: Protocol, network: nn.Module, seed: int) -> Record:
         "every": how.every,
         "triples": how.triples,
         "seed": seed,
-        "date": time.strftime("%Y-%m"),
+        "date": time.strftime("%Y-%m-%d"),
         **versions(CPU),
     }
 

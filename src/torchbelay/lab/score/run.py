@@ -197,7 +197,7 @@ class StudyRun:
                     self._run_study(study, found)
             except OutOfTimeError:
                 complete = False  # what is finished is a smaller study
-        date, origin = time.strftime("%Y-%m"), versions(self.device)
+        date, origin = time.strftime("%Y-%m-%d"), versions(self.device)
         about = {"date": date, "device_s": round(self.spent), "budget": self.settings.budget, "complete": complete}
         yield {"kind": "origin", **about, **origin}
         yield from found
