@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import torchbelay as tb
 from helpers import kept_records
 from helpers.root import ROOT
 from torchbelay.cli import main
@@ -66,6 +67,17 @@ def test_the_commands_that_make_averages_run(line: str, recorded: Path, monkeypa
     monkeypatch.chdir(recorded)
     assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
     assert len(SYNTHESES) == 3
+
+
+def test_it_says_how_many_snapshots_its_first_program_writes(recorded: Path) -> None:
+    made = tb.snapshots.synthesize(recorded / "snapshots", tb.methods.ema(half_life=60), at=400)
+    (said,) = re.findall(r"The last `print` says “(at step .*? snapshots)”", PAGE)
+    assert said in str(made)
+    count = len({step for average, step in made.weights if average == "average"})
+    assert f"Each was written every 20 steps, so {count} times. With the first weights that makes 61 snapshots." in (
+        " ".join(PAGE.split())
+    )
+    assert said.endswith(f"from {3 * count + 1} snapshots")
 
 
 def test_the_numbers_of_averages_made_afterwards_are_those_of_the_records() -> None:

@@ -26,6 +26,12 @@ def test_readme_links_to_every_page() -> None:
     assert {name(page) for page in PAGES if page.parent == ROOT / "docs"} <= linked
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_line_of_words_begins_with_a_comment(page: Path) -> None:
+    """Markdown would take the rest of such a line as HTML, and end the paragraph before it."""
+    assert re.findall(r"^<!--.*?-->[^\n<]+", read(page), re.M) == []
+
+
 def test_the_make_targets_of_contributing_exist() -> None:
     targets = re.findall(r"^    make ([\w-]+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -53,6 +53,27 @@ def test_why_targets_are_missed_is_said_with_measured_numbers(sentence: str) -> 
     assert sentence in PAGE
 
 
+def test_it_says_with_how_many_tensors_an_ema_takes_less_than_torchs() -> None:
+    names, rows = (REPORT.EMA, "torch AveragedModel"), RESULT["scaling"]["tensors"].items()
+    both = {
+        kind: {int(n): [row[name][kind]["median"] for name in names] for n, row in rows} for kind in ("wall", "device")
+    }
+    longer = [n for n, (ours, theirs) in both["wall"].items() if ours > theirs]
+    first = min(n for n in both["wall"] if n > max(longer))
+    ours, theirs = both["wall"][longer[-1]]
+    assert (
+        f"takes longer than AveragedModel with {' and '.join(map(str, longer))} tensors ({ours:.3f} against "
+        f"{theirs:.3f} ms with {longer[-1]}), and less with {first} tensors or more."
+    ) in PAGE
+    assert all(ours < theirs for ours, theirs in both["device"].values())
+    assert "For the device alone it takes less in all these cases." in PAGE
+
+
+def test_the_run_of_the_whole_steps_is_older_than_that_of_an_ema_beside_adamw() -> None:
+    assert RESULT["date"] < LATER["date"]
+    assert "It is older than the run of [An EMA beside AdamW](#an-ema-beside-adamw)" in PAGE
+
+
 def test_the_table_of_drop_ins_on_a_gpu_has_both_types_in_a_row() -> None:
     result = REPORT.recorded("compat_cpu")
     head, _, *rows = REPORT.drop_ins(result).splitlines()

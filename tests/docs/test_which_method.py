@@ -16,6 +16,7 @@ from helpers.root import ROOT
 from torchbelay.lab.gpt.analysis import Runs, judged
 
 PATH = ROOT / "docs" / "which-method.md"
+FLAT = 0.2  # how far the numbers of an advice may be from the page's: its optimum is flat
 PAGE = PATH.read_text(encoding="utf-8")
 
 
@@ -35,9 +36,23 @@ def test_the_page_can_be_followed_word_by_word(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])  # the command adds the folder of train.py
     monkeypatch.setenv("COLUMNS", "80")
+    compare, unit = guide.compare, guide._unit
+
+    def compare_loosely(printed: str, shown: str) -> None:
+        with monkeypatch.context() as patch:
+            if "θ = " in shown or "theta=" in shown:
+                patch.setattr(guide, "_unit", lambda number: max((FLAT - 0.05) * abs(float(number)), unit(number)))
+            compare(printed, shown)
+
+    monkeypatch.setattr(guide, "compare", compare_loosely)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tb.BelayWarning)
         guide.follow(PAGE, tmp_path, PATH.name)
+
+
+def test_the_page_says_how_far_the_numbers_of_an_advice_may_differ() -> None:
+    said = f"may differ between machines, here and below. The test of this page accepts {FLAT:.0%}."
+    assert said in " ".join(PAGE.split())
 
 
 def test_the_cell_of_belay_points_to_the_table_of_the_paper() -> None:

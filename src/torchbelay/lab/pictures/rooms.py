@@ -14,20 +14,27 @@ FLOORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 )
 
 
+WIDTH, HEIGHT, GAP, LINE = 470, 58, 15, 20  # of the picture, of a floor, between two, and of one more line of names
+MOST = 3  # names in a line
+
+
 def draw() -> str:
     """Return the picture: one floor per layer, and arrows from a floor to the one that may import it."""
-    height, gap, width = 58, 15, 470
-    total = len(FLOORS) * (height + gap) + 6
+    lines = [[names[i : i + MOST] for i in range(0, len(names), MOST)] for names, _, _ in FLOORS]
+    total = sum(HEIGHT + GAP + LINE * (len(each) - 1) for each in lines) + 6
     picture = Drawing(
-        width,
+        WIDTH,
         total,
         "The rooms of torchbelay, from the lowest: " + "; ".join(f"{', '.join(n)}: {w}" for n, w, _ in FLOORS),
     )
-    for level, (names, words, colour) in enumerate(reversed(FLOORS)):
-        top = 4 + level * (height + gap)
-        picture.box((4, top), (width - 8, height), colour, fill=f"{colour}1f")
-        picture.text((18, top + 24), ",  ".join(names), colour, size=15, bold=True)
-        picture.text((18, top + 45), words, GREY, size=14)
+    top = 4
+    for level, ((_, words, colour), rows) in enumerate(reversed([*zip(FLOORS, lines, strict=True)])):
+        height = HEIGHT + LINE * (len(rows) - 1)
+        picture.box((4, top), (WIDTH - 8, height), colour, fill=f"{colour}1f")
+        for number, row in enumerate(rows):
+            picture.text((18, top + 24 + LINE * number), ",  ".join(row), colour, size=15, bold=True)
+        picture.text((18, top + height - 13), words, GREY, size=14)
         if level:
-            picture.line((width / 2, top), (width / 2, top - gap + 1), GREY, 1.4, arrow=True)
+            picture.line((WIDTH / 2, top), (WIDTH / 2, top - GAP + 1), GREY, 1.4, arrow=True)
+        top += height + GAP
     return picture.render()

@@ -10,7 +10,7 @@ def draw() -> str:
     """Return the picture: weights and average, the spring between them, and the update that moves both."""
     picture = Drawing(
         470,
-        272,
+        310,
         "Two masses on a spring. The optimizer's update u moves the weights w1 by p·u and the average w2 by "
         "q·u. The spring moves the weights by a of the distance towards the average, and the average by b of the "
         "distance towards the weights.",
@@ -34,8 +34,14 @@ def draw() -> str:
         picture.text((x + 10, 52), f"{factor} · u", colour, size=16, bold=True)
     picture.text((_MIDDLE, 30), "u: the optimizer's update", GREY, size=14, anchor="middle")
     picture.text((_MIDDLE, 66), "shares of the distance", GREY, size=14, anchor="middle")
-    picture.text((_MIDDLE, 244), "EMA: a = 0, the weights are not pulled.", GREY, size=14, anchor="middle")
-    picture.text((_MIDDLE, 263), "BELAY: a > 0.   Momentum: a < 0.", GREY, size=14, anchor="middle")
+    below = (
+        "EMA: a = 0, the weights are not pulled.",
+        "BELAY: a > 0, the spring attracts.",
+        "a < 0: the spring repels",
+        "(momentum, Generalized Primal Averaging).",
+    )
+    for line, words in enumerate(below):
+        picture.text((_MIDDLE, 244 + 19 * line), words, GREY, size=14, anchor="middle")
     return picture.render()
 
 
