@@ -175,6 +175,7 @@ def test_the_report_shows_all_parts_that_have_records(lab: Lab) -> None:
     assert "caption of c" in page
     assert "caption of b" not in page
     assert "Title of b" in page
+    assert f"torchbelay reproduce b --quick --out {lab.out}</code>" in page
 
 
 def test_force_runs_the_named_parts_again_and_no_other(lab: Lab) -> None:
@@ -248,7 +249,7 @@ def test_a_dry_run_lists_everything_and_does_nothing(lab: Lab) -> None:
     assert lab(dry_run=True) == 0
     assert (lab.runs, lab.out.exists()) == ((0, 0, 0), False)
     for name in ("a", "b", "c"):
-        assert re.search(rf"{name} .* what {name} would do \[quickly\] .* to run", lab.printed)
+        assert re.search(rf"{name} .* Title of {name} .* to run .*\n.* what {name} would do \[quickly\] ", lab.printed)
     assert lab.printed.endswith(f"nothing was run; results would go to {lab.out}\n")
 
 
@@ -257,7 +258,7 @@ def test_a_dry_run_knows_which_parts_are_done(lab: Lab) -> None:
     before = lab.states()
     for force, state in ((False, "done"), (True, "to run")):
         assert lab("b", dry_run=True, force=force) == 0
-        assert re.search(rf"what b would do .* {state} ", lab.printed)
+        assert re.search(rf"Title of b .* {state} .*\n.* what b would do ", lab.printed)
         assert "what a would do" not in lab.printed
     assert (lab.runs, lab.states()) == ((0, 1, 0), before)
 

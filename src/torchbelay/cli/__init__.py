@@ -75,7 +75,8 @@ def _discard_stdout() -> None:
 def _run(argv: list[str] | None) -> int:
     parser = Parser(
         "torchbelay",
-        description="Weight averaging as two masses on a damped spring.",
+        description="Explain, recommend and check averages of a model's weights, merge checkpoints, and repeat the "
+        "experiments of the paper on BELAY.",
         epilog="example: torchbelay explain --k 1 --m1 2000 --m2 500     (torchbelay COMMAND --help has more)",
         allow_abbrev=False,
     )

@@ -16,7 +16,7 @@ examples:
   torchbelay reproduce                       all parts, in some minutes, into the folder report
   torchbelay reproduce fig2 robustness       two parts; after a stop, the same command continues
   torchbelay reproduce --quick --out trial   a small version of all parts, to see that they work
-  torchbelay reproduce --dry-run             list the parts that would run
+  torchbelay reproduce --dry-run             what each part is about, and what would run
   torchbelay reproduce cifar10 --data cifar-10-binary.tar.gz --budget 10m --out trial
 
 Without a GPU or without the data, mnist, figure4, readings, sign, cifar10, warmup, penalty and gpt show the records
@@ -36,7 +36,7 @@ def add(commands: "Commands") -> None:
     )
     parts = (
         "fig1, fig2, fig3, robustness, momentum, invariance, theory, overhead, ring, advice, posthoc, mnist, "
-        "figure4, readings, sign, cifar10, warmup, penalty, gpt or all (default)"
+        "figure4, readings, sign, cifar10, warmup, penalty, gpt or all (default); --dry-run says what each is about"
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=parts)
     parser.add_argument("--out", default="report", metavar="DIR", help="the folder of the report (default: report)")
@@ -44,7 +44,7 @@ def add(commands: "Commands") -> None:
     parser.add_argument("--quick", action="store_true", help="run a small version; its verdicts mean little")
     parser.add_argument("--force", action="store_true", help="run parts again that are finished")
     parser.add_argument("--jobs", type=steps, metavar="N", help="parts to run at a time (default: the number of cores)")
-    parser.add_argument("--dry-run", action="store_true", help="list the parts that would run, and run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="say what each part is about; run nothing")
     option = parser.add_argument_group(
         "mnist, figure4, readings, sign, cifar10, warmup and penalty, which train on images with a GPU"
     ).add_argument
@@ -53,8 +53,8 @@ def add(commands: "Commands") -> None:
     option(
         "--budget",
         metavar="B",
-        help="per part: a time of training (10m), without compiling and FIDs, or images per network (100kimg); masses "
-        "are scaled",
+        help="per part: a time of training (10m), without compiling and FIDs, or images per network (100kimg); "
+        "BELAY's masses and EMA's decay are adapted to the shorter run",
     )
 
 

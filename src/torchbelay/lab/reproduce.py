@@ -21,6 +21,7 @@ from .report import build
 from .workers import Failure, Result, work
 
 ALL = "all"
+FOLDER = "report"  # of the report, if the user names none; cli/reproduce.py says so too, without an import of the lab
 _RECORD_ERRORS = (LookupError, ValueError, TypeError, StopIteration, ArithmeticError)  # what unusable records raise
 _COLOURS = {
     Answer.HOLDS: "green",
@@ -168,7 +169,8 @@ def _report(out: Path, heads: dict[str, Record], found: dict[str, list[Record]],
     plates = {name: _draw(name, lines, out) for name, lines in found.items()}
     titles = {name: part.TITLE for name, part in PARTS.items()}
     try:
-        return build.build(out, heads, found, verdicts, plates, titles=titles)
+        given = None if out == Path(FOLDER) else str(out)
+        return build.build(out, heads, found, verdicts, plates, titles=titles, folder=given)
     except (RuntimeError, *_RECORD_ERRORS) as error:
         folder = record_path(out, ALL).parent
         raise LabError(f"no report can be drawn from {folder} ({error!r}); run again with --force") from error
@@ -187,7 +189,8 @@ def _judge(found: dict[str, list[Record]], out: Path) -> list[Verdict]:
 def _show_plan(console: Console, wanted: Sequence[str], todo: Sequence[str], out: Path, settings: Settings) -> None:
     table = Table("part", "what would run", "state")
     for name in wanted:
-        table.add_row(name, escape(PARTS[name].plan(settings)[1]), "to run" if name in todo else "done")
+        about = f"[bold]{escape(PARTS[name].TITLE)}[/]\n{escape(PARTS[name].plan(settings)[1])}"
+        table.add_row(name, about, "to run" if name in todo else "done")
     console.print(table)
     console.print(f"nothing was run; results would go to {escape(str(out))}", soft_wrap=True, highlight=False)
 

@@ -233,7 +233,38 @@ def test_the_most_important_findings_come_first_and_none_that_was_not_run(
 
 def test_each_claim_has_a_badge_in_words_that_leads_to_its_row(page: Page) -> None:
     badges = re.findall(r'<li><a class="([\w-]+)" href="#claim-(C\d+)">.*</b> ([\w ]+)</a></li>', page.source)
-    assert badges == [(answer.replace(" ", "-"), name, answer) for name, answer in ANSWERS.items()]
+    judged = {name: answer for name, answer in ANSWERS.items() if answer is not OPEN}
+    assert badges == [(answer.replace(" ", "-"), name, answer) for name, answer in judged.items()]
+    assert re.search(r'<a class="not-run" href="#unjudged"><b>.*2 claims</b> not run</a>', page.source)
+
+
+def test_claims_that_were_not_judged_stand_together_in_a_closed_disclosure(small: Callable[..., Page]) -> None:
+    assert "2 claims were not run: C9, C12" in small().text("unjudged")
+    assert "1 claim was not run: C2" in small(verdicts=[verdict("C1", YES), verdict("C2", OPEN)]).text("unjudged")
+    none, every = (small(verdicts=[verdict("C1", answer)]) for answer in (OPEN, YES))
+    assert [attrs.get("class") for attrs in none.all("table")].count("rows claims") == 1
+    assert "unjudged" not in every.ids
+
+
+def test_below_the_title_it_says_which_parts_were_run(tmp_path: Path, page: Page) -> None:
+    assert page.text("status") == (
+        f"2 of 3 parts have been run, all but {TITLES['ring']}. 2 claims need parts that have not been run."
+    )
+    assert '<a href="#part-ring">' in page.source.split('id="status"')[1].split("</p>")[0]
+    head = {"fig2": heads()["fig2"]}
+    titles = TITLES | {"ring": "A <ring>"}
+    only = Page(build.build(tmp_path, head, {"fig2": []}, [verdict("C12", OPEN)], {}, titles=titles))
+    assert only.text("status") == (
+        f"1 of 3 parts has been run: {TITLES['fig2']}. 1 claim needs parts that have not been run."
+    )
+    assert "A <ring>" not in only.source
+    whole = build.build(tmp_path, heads(), {name: [] for name in heads()}, [], {})
+    assert "status" not in Page(whole).ids
+
+
+def test_the_rules_are_text_with_headings_lists_and_tables(page: Page) -> None:
+    assert {"rules-history", "rules-verdicts", "study-hypotheses"} <= {*page.ids}
+    assert not page.source.count("**")
 
 
 @pytest.mark.parametrize(
@@ -293,6 +324,16 @@ def test_the_command_makes_records_that_go_with_the_others(
     titles = {name: name for name in (*given, "ring")}
     page = Page(build.build(tmp_path, given, dict.fromkeys(given, ()), [], {}, titles=titles))
     assert f"Not run. {command}." in page.text("figures")
+
+
+@pytest.mark.parametrize(("folder", "option"), [(None, ""), ("trial", " --out trial"), ("my runs", " --out 'my runs'")])
+def test_the_command_writes_into_the_same_folder(tmp_path: Path, folder: str | None, option: str) -> None:
+    head = {"fig2": heads("fig2")["fig2"]}
+    claims = [verdict("C12", OPEN)]
+    page = Page(build.build(tmp_path, head, {"fig2": []}, claims, {}, titles=TITLES, folder=folder))
+    assert f"To run it: torchbelay reproduce ring --seed 7 --quick{option} " in page.text("claim-C12")
+    assert f"Not run. torchbelay reproduce ring --seed 7 --quick{option} runs it." in page.text("figures")
+    assert f"run torchbelay reproduce all --force{option}." in page.text("quick")
 
 
 def test_a_claim_whose_figure_was_not_drawn_has_no_link_to_it(small: Callable[..., Page]) -> None:

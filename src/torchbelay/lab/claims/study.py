@@ -69,6 +69,7 @@ def study_plate(records: Records) -> Plate:
         "misses its bar ends Holm's rule. That test and the rest are undecided, unless the opposite of one is shown by "
         "the same rule.",
         *_other_test(found, records.get(warm_up.NAME, ())),
+        *([f"H4: {penalty.HOW_TO_READ}"] if any(h.seeds for h in found if h.id in penalty.ELSEWHERE) else ()),
         "Intervals are of 95%, over paired seeds. A test that is not run counts with p = 1.",
         GPA,
     )

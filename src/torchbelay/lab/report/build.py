@@ -8,12 +8,14 @@ and the errata; none is typed in here.
 import base64
 import csv
 import io
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from torchbelay import __version__, explorer
 from torchbelay.lab.claims.errata import ERRATA
@@ -25,6 +27,7 @@ from torchbelay.lab.part import MISSING, Plate, Record, Table
 from torchbelay.lab.records import write_bytes, write_text
 
 from . import style
+from .markdown import render
 from .words import code, duration, listed, pieces, sentence
 
 PAGE = "index.html"
@@ -60,20 +63,23 @@ def build(
     plates: Mapping[str, Sequence[Plate]],
     *,
     titles: Mapping[str, str] | None = None,
+    folder: str | None = None,
 ) -> Path:
     """Write the figures, the explorer, then the page, into the folder `out`; return the path of the page.
 
     `heads`, `records` and `plates` hold the parts that were run, by name. `titles` names all parts in the order of the
     page; a part that was not run is shown with the command that runs it. Without `titles`, the parts are those that
-    were run and those that a claim needs.
+    were run and those that a claim needs. `folder` is what the user gave as `--out`, for the commands that the page
+    shows; None is the default.
     """
     if titles is None:
         titles = {name: name for name in (*heads, *(part for verdict in verdicts for part in verdict.claim.needs))}
     _check(titles, heads, records, plates)
     parts = []
+    place = "" if folder is None else f" --out {shlex.quote(folder)}"
     for name, title in titles.items():
         figures = tuple(_write_figure(out, plate) for plate in plates.get(name, ()))
-        command = f"{COMMAND} {name}{_choose_options(heads)}"
+        command = f"{COMMAND} {name}{_choose_options(heads)}{place}"
         lines = records.get(name, ())
         origin = next((line for line in lines if line.get("kind") == "origin"), {})
         parts.append(_Part(name, title, command, heads.get(name), len(lines), figures, origin))
@@ -84,9 +90,12 @@ def build(
     page = _load_template().render(
         version=__version__,
         command=COMMAND,
+        folder=place,
+        status=_describe_status(parts, claims),
         counts=_count_answers([claim.answer for claim in claims]),
         lead=_choose_lead(claims),
-        claims=claims,
+        judged=[claim for claim in claims if claim.answer is not Answer.OPEN],
+        waiting=[claim for claim in claims if claim.answer is Answer.OPEN],
         parts=parts,
         run=run,
         quick=[part for part in run if part.quick],
@@ -94,11 +103,11 @@ def build(
         shared=[(name, values[0]) for name, values in facts.items() if len({*values}) == 1],
         differing=[name for name, values in facts.items() if len({*values}) > 1],
         errata=ERRATA,
-        protocol=read_protocol(),
+        protocol=render(read_protocol(), "rules"),
         study=_write_figure(out, study_plate(records)) if studied else None,
         studied=studied,
         unstudied=[part.command for part in parts if part.name in STUDY_PARTS and part.head is None],
-        study_rules=read_study(),
+        study_rules=render(read_study(), "study"),
         missing=MISSING,
         explorer=explorer.NAME,
     )
@@ -257,6 +266,23 @@ def _count_answers(answers: Sequence[Answer]) -> str:
         return "No claim of the paper has been judged yet."
     counts = [f"{count} {_VERBS[answer][count != 1]}" for answer in Answer if (count := answers.count(answer))]
     return f"Of {len(answers)} claims of the paper, {listed(counts)}."
+
+
+def _describe_status(parts: Sequence[_Part], claims: Sequence[_Claim]) -> Markup:
+    """Return how many parts were run, with links to them, and how many claims wait for others; empty if all were."""
+    run = [part for part in parts if part.head is not None]
+    if len(run) == len(parts):
+        return Markup()
+    few = run if 2 * len(run) <= len(parts) else [part for part in parts if part.head is None]
+    verb = "has" if len(run) == 1 else "have"
+    text = Markup("{} of {} parts {} been run").format(len(run), len(parts), verb)
+    if run:
+        links = [Markup('<a href="#part-{}">{}</a>').format(part.name, part.title) for part in few]
+        text += Markup("{} {}").format(":" if few is run else ", all but", Markup(", ").join(links))
+    if waiting := sum(claim.answer is Answer.OPEN for claim in claims):
+        needs = "claim needs" if waiting == 1 else "claims need"
+        text += Markup(". {} {} parts that have not been run").format(waiting, needs)
+    return text + "."
 
 
 def _choose_lead(claims: Iterable[_Claim]) -> list[_Claim]:
