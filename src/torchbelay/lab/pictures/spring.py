@@ -34,13 +34,13 @@ def draw() -> str:
         picture.text((x + 10, 52), f"{factor} · u", colour, size=16, bold=True)
     picture.text((_MIDDLE, 30), "u: the optimizer's update", GREY, size=14, anchor="middle")
     picture.text((_MIDDLE, 66), "shares of the distance", GREY, size=14, anchor="middle")
-    below = (
+    signs = (
         "EMA: a = 0, the weights are not pulled.",
         "BELAY: a > 0, the spring attracts.",
         "a < 0: the spring repels",
         "(momentum, Generalized Primal Averaging).",
     )
-    for line, words in enumerate(below):
+    for line, words in enumerate(signs):
         picture.text((_MIDDLE, 244 + 19 * line), words, GREY, size=14, anchor="middle")
     return picture.render()
 
