@@ -278,14 +278,15 @@ def warmup_table() -> str:
 
 
 def penalty_table() -> str:
-    """Return what θ = −0.5 costs on CIFAR-10, with and without Adam's momentum."""
-    return plate_table(penalty.draw(kept_records.lines("penalty"))[0])
+    """Return what θ = −0.5 costs on CIFAR-10, with and without Adam's momentum, and how to read the shares."""
+    return f"{plate_table(penalty.draw(kept_records.lines('penalty'))[0])}\n\n{penalty.HOW_TO_READ}"
 
 
 def language_table() -> str:
-    """Return every arm of the language model at its best rate."""
-    (plate,) = (plate for plate in language.draw(kept_records.lines("gpt")) if plate.name == "gpt-arms")
-    return plate_table(plate)
+    """Return every arm of the language model at the rate that tuning chose, and where another rate is better."""
+    lines = kept_records.lines("gpt")
+    (plate,) = (plate for plate in language.draw(lines) if plate.name == "gpt-arms")
+    return "\n\n".join((plate_table(plate), *language.lower_elsewhere(Runs(lines))))
 
 
 def language_notes() -> str:

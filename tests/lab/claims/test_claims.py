@@ -11,7 +11,7 @@ from torchbelay.lab.claims import CLAIMS, judge
 from torchbelay.lab.claims.verdict import Answer, Verdict, combine
 
 FOLDERS = (ROOT / "docs" / "records", Path(str(files("torchbelay.lab.score"))) / "records")
-WORDS = 25  # of a headline, at most
+WORDS = 32  # of a headline, at most
 
 
 @pytest.fixture(scope="module")

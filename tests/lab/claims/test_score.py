@@ -77,7 +77,7 @@ def test_the_effects_are_given_in_three_ways_and_in_their_order() -> None:
     short = without(mnist(belay, matched, ema=GONE, noise=0.0, spread=0.0), study="table1")
     found = judge_mnist({"mnist": short})
     assert found.summary == (
-        "At the paper's rate of 0.05 no method trains. Elsewhere BELAY's loss is 1.048 to 1.1 times either EMA's."
+        "At the paper's rate of 0.05 no method trains. Elsewhere BELAY's loss is 1.048 to 1.10 times either EMA's."
     )
     labels = [label for label, _ in found.numbers if label.startswith("test loss, rates, at ")]
     assert labels == [
@@ -218,7 +218,7 @@ def test_what_is_lost_by_one_quantity_alone_names_it() -> None:
         Contest("EMA", "FID", "", compare(lower, dict.fromkeys(lower, 1.0))),
     ]
     assert describe(contests[:1]) == "BELAY and EMA lose every seed"
-    assert describe(contests) == "BELAY and EMA lose every seed (test loss), and BELAY's FID is 0.8 times EMA's"
+    assert describe(contests) == "BELAY and EMA lose every seed (test loss), and BELAY's FID is 0.800 times EMA's"
 
 
 def test_the_made_up_records_are_what_files_can_hold(tmp_path: pytest.TempPathFactory) -> None:

@@ -60,11 +60,11 @@ def test_each_outcome(on_ring: list[Record], of_one_run: list[Record], answer: A
 
 def test_the_summary_has_both_ways_and_belay_beside_them() -> None:
     found = judge_decay({"ring": ring(1.4, 1.3, best=0.5), "posthoc": lengths(1.2)})
-    assert "multiplies EMA's loss by 1.4 and 0.7 and BELAY's by 1.3 and 0.65." in found.summary
-    assert found.summary.endswith("In one run, half-lives differ 1.2-fold.")
+    assert "multiplies EMA's loss by 1.40 and 0.700 and BELAY's by 1.30 and 0.650." in found.summary
+    assert found.summary.endswith("In one run, half-lives differ 1.20-fold.")
     same = judge_decay({"ring": ring(1.4, 1.3), "posthoc": lengths(1.2) + [r | {"lr": 0.1} for r in lengths(1.5)]})
-    assert "loss by 1.4 and BELAY's by 1.3. " in same.summary  # what is the same in both ways is said once
-    assert same.summary.endswith("differ 1.5-fold.")
+    assert "loss by 1.40 and BELAY's by 1.30. " in same.summary  # what is the same in both ways is said once
+    assert same.summary.endswith("differ 1.50-fold.")
     assert [label for label, _ in same.numbers[:2]] == [
         "EMA at equal nominal rate: the longer memory ÷ the shorter",
         "EMA at each one's best: the longer memory ÷ the shorter",
@@ -86,7 +86,7 @@ def test_a_rate_is_chosen_by_the_validation_loss_of_the_other_seeds() -> None:
         if r["arm"] == "EMA" and r["setting"] == SETTINGS["EMA"][1]:
             r["test"] *= 1 if r["lr"] == 0.01 else 1e-3  # a marvel, at a rate that validation does not choose
     numbers = dict(judge_decay({"ring": records, "posthoc": lengths(1.2)}).numbers)
-    assert numbers["EMA at each one's best: the longer memory ÷ the shorter"].startswith("1.4 (")
+    assert numbers["EMA at each one's best: the longer memory ÷ the shorter"].startswith("1.40 (")
     for r in records:
         if r["arm"] == "EMA" and r["lr"] == 0.1 and r["seed"] == 0:
             r["validation"] = 1e-9  # the seed's own loss does not choose for it, and the others follow it

@@ -103,8 +103,9 @@ def test_the_numbers_are_those_of_the_records() -> None:
     assert numbers[0] == ("Rosenbrock, SGD: decades that work, BELAY and EMA", "6, 4")
     found = judge_robustness({"robustness": plane(6, 4, 9), "ring": ring(NARROW, NARROW, FLAT)})
     assert (
-        found.summary == "BELAY's range is wider than EMA's in 8 of 18 cases, the matched EMA's in 0. With ties open: "
-        "undecided."
+        found.summary
+        == "BELAY's range is wider than EMA's in 8 of 18 cases and narrower in 0; matched EMA's: 0 and 18. "
+        "With ties open: undecided."
     )
     behind = dict(found.numbers)
     assert behind["plane: BELAY's range against EMA's"] == "wider in 8 and narrower in 0 of 8 cases"
@@ -120,8 +121,8 @@ def test_the_numbers_are_those_of_the_records() -> None:
 def test_the_summary_gives_the_cases_by_own_best_losses_if_they_differ() -> None:
     """BELAY's curve is flat by its own best loss, and too high everywhere by the better best loss of the two."""
     found = judge_robustness({"robustness": plane(4, 4, 4), "ring": ring(FLAT_BUT_BAD, NARROW, NARROW)})
-    assert found.summary.startswith("BELAY's range is wider than EMA's in 0 of 18 cases, the matched EMA's in 0 ")
-    assert "in 0 (own bests: 10 and 10)." in found.summary
+    assert found.summary.startswith("BELAY's range is wider than EMA's in 0 of 18 cases and narrower in 10; ")
+    assert "matched EMA's: 0 and 10 (own bests: 10 and 0; 10 and 0)." in found.summary
 
 
 def test_the_summary_says_what_a_rule_would_find_in_which_ties_stay_open() -> None:
@@ -184,7 +185,7 @@ def test_mnist_counts(belay: dict[float, float | None], passed: int, answer: Ans
     rest = {"robustness": plane(4, 4, 4), "ring": ring(FLAT, FLAT, FLAT)}
     found = judge_robustness(rest | {"mnist": score_records.mnist(belay, MIDDLE, ema=MIDDLE, noise=0.0)})
     assert (found.answer, len(found.passed), len(found.tests)) == (answer, passed, 10)
-    assert f"than EMA's in {3 if belay is WIDE else 0} of 21 cases, the matched" in found.summary
+    assert f"than EMA's in {3 if belay is WIDE else 0} of 21 cases and narrower in 0; matched" in found.summary
     label = "score models of MNIST, by the better best loss of the two: BELAY's range against EMA's"
     assert dict(found.numbers)[label] == f"wider in {3 if belay is WIDE else 0} and narrower in 0 of 3 seeds"
     without = judge_robustness(rest | {"mnist": []})
@@ -221,6 +222,6 @@ def test_the_numbers_have_what_the_other_sign_does_on_cifar10() -> None:
     images = score_records.cifar10(other_sign=1.5, noise=0.0)
     both = judge_robustness(REST | {"sign": score_records.sign({"θ −0.5": 1.0, "θ 0": GONE}), "cifar10": images})
     label = "CIFAR-10 at 0.001: test loss with θ = −0.5 ÷ EMA's"
-    assert dict(both.numbers)[label] == "1.5 (1.5 to 1.5)"
+    assert dict(both.numbers)[label] == "1.50 (1.50 to 1.50)"
     gone = judge_robustness(REST | {"cifar10": score_records.cifar10(other_sign=None)})
     assert dict(gone.numbers)[label] == "θ = −0.5 lost in 3 of 3 seeds, p = 0.12"

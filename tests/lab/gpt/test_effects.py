@@ -58,7 +58,7 @@ def test_it_says_that_the_largest_ratio_is_one_of_large_losses() -> None:
     ratio, low, high = interval(0.008, 0.008)
     most = max(interval(lr, lr)[0] for lr in LRS[:-1])
     assert explain_largest(Runs(LINES)) == (
-        f"On the GPT the largest ratio is {ratio:.3g} ({low:.3f} to {high:.3g}) at 0.008, where both losses are more "
+        f"On the GPT the largest ratio is {ratio:.3f} ({low:.3f} to {high:.3f}) at 0.008, where both losses are more "
         f"than 2 times those at the best rates. At other rates it is at most {most:.3f}."
     )
     assert not explain_largest(Runs([line for line in LINES if line.get("lr") != 0.008]))

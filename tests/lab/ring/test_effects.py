@@ -68,7 +68,7 @@ def test_at_the_high_rate_belay_gains_by_its_lower_rate_alone() -> None:
     assert rows["k 1, m1 2000, m2 500"] == [
         "4, 5 and 0 of 10",
         "0.889 (0.803 to 0.983), 2 pairs",
-        "1.35 (1.049 to 1.73), 6 pairs",
+        "1.35 (1.05 to 1.73), 6 pairs",
     ]
     paper = "k 1, m1 2000, m2 500"
     assert interval(paper, "EMA", 0.046) == pytest.approx((0.889, 0.803, 0.983), abs=0.001)

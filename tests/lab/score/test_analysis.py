@@ -71,8 +71,8 @@ def test_only_seeds_that_both_have_are_compared_in_pairs() -> None:
 @pytest.mark.parametrize(
     ("ones", "others", "said"),
     [
-        ({0: 2.0, 1: 2.0}, {0: 1.0, 1: 1.0}, "2 (2 to 2)"),
-        ({0: 2.0}, {0: 1.0}, "2 (one seed)"),
+        ({0: 2.0, 1: 2.0}, {0: 1.0, 1: 1.0}, "2.00 (2.00 to 2.00)"),
+        ({0: 2.0}, {0: 1.0}, "2.00 (one seed)"),
         ({0: None, 1: None}, {0: None, 1: 1.0}, "both lost in 1 of 2 seeds, A lost in 1 of 2 seeds"),
         ({0: 1.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: None}, "1.0000 (1.0000 to 1.0000), B lost in 1 of 3 seeds"),
         ({0: 1.0, 1: 1.0, 2: 1.0}, {0: None, 1: 1.0, 2: None}, "1.0000 (one seed), B lost in 2 of 3 seeds, p = 0.25"),

@@ -95,8 +95,10 @@ def test_that_fid_was_not_run_is_said() -> None:
 
 def test_the_ratios_of_fid_are_told() -> None:
     plate = drawn(score_records.cifar10(fid_ratio=0.5))["cifar10-pairs"]
-    assert "Ratios of FID: BELAY ÷ EMA 0.5 (0.47 to 0.533);" in full_text(plate)  # 0.491 to 0.509 over the seeds alone
-    assert plate.caption.endswith(" in test loss, 0.5 (0.47 to 0.533) in FID.")
+    assert "Ratios of FID: BELAY ÷ EMA 0.500 (0.470 to 0.533);" in full_text(
+        plate
+    )  # 0.491 to 0.509 over the seeds alone
+    assert plate.caption.endswith(" in test loss, 0.500 (0.470 to 0.533) in FID.")
 
 
 def test_the_noise_of_a_fid_is_in_the_bars_as_in_the_words() -> None:
@@ -118,7 +120,7 @@ def test_the_check_of_fid_the_times_and_the_other_sign_are_notes() -> None:
     assert notes[-1].endswith("torch-fidelity records 10.32333.")
     assert any("41.5 s with 6 side by side." in note for note in notes)
     (sign,) = [note for note in made["cifar10-pairs"].notes if "sign of the spring" in note]
-    loss = "at 0.001 θ −0.5 (Generalized Primal Averaging) has 1.5 (1.5 to 1.5) times EMA's test loss and "
+    loss = "at 0.001 θ −0.5 (Generalized Primal Averaging) has 1.50 (1.50 to 1.50) times EMA's test loss and "
     assert sign.startswith(f"The sign of the spring: {loss}")
     assert sign.endswith(" times its FID.")
     without_fid = drawn(without(score_records.cifar10(), kind="fid"))["cifar10-pairs"].notes

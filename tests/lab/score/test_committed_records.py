@@ -67,7 +67,7 @@ def ratio(ones: list[float], others: list[float]) -> tuple[float, float, float]:
 
 def numbers(text: str) -> list[float]:
     """Those of "1.079 (1.067 to 1.090)" or "0.0642 ± 0.002"."""
-    return [float(word) for word in text.translate(str.maketrans("()", "  ", ",;")).split() if word[0].isdigit()]
+    return [float(word) for word in text.translate(str.maketrans("()", "  ", ",;:")).split() if word[0].isdigit()]
 
 
 def is_mean(text: str, known: list[float]) -> None:
@@ -232,7 +232,7 @@ def test_the_effects_in_three_ways() -> None:
     for lr in (1e-4, 3e-4):
         for way, rival in (("nominal", EMA), ("effective", "matched EMA")):
             text = found[f"test loss, rates, at equal {way} rate: BELAY ÷ {rival}"]
-            (part,) = [part for part in text.split("; ") if part.startswith(f"at {lr:g} ")]
+            (part,) = [part for part in text.split("; ") if part.startswith(f"rate {lr:g}: ")]
             pair = losses("mnist", "rates", "BELAY", lr), losses("mnist", "rates", rival, lr)
             assert numbers(part)[1:4] == pytest.approx(ratio(*pair), rel=0.004)
     best = found[f"test loss, rates, at each one's best: BELAY ÷ {EMA}"]

@@ -134,13 +134,21 @@ def test_an_end_of_a_span_that_is_undecided_is_marked() -> None:
     assert doubtful.reading == "open"
     nothing = compare({}, {})
     both = Effect("rates", "test loss", "EMA", {1e-4: doubtful, 1e-3: shown}, {1e-3: shown}, doubtful, ((), ()))
-    assert spans([both]) == ["1.0000 (undecided) to 1.3", "1.3", "1.0000 (undecided)"]
+    assert spans([both]) == ["1.0000 (undecided) to 1.30", "1.30", "1.0000 (undecided)"]
     assert spans([Effect("rates", "FID", "EMA", {}, {}, nothing, ((), ()))]) == ["not run"] * 3
 
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(0.99987, "0.9999"), (1.00014, "1.0001"), (0.9994, "0.999"), (1.0006, "1.001"), (0.9, "0.9"), (1.25, "1.25")],
+    [
+        (0.99987, "0.9999"),
+        (1.00014, "1.0001"),
+        (0.9994, "0.999"),
+        (1.0006, "1.001"),
+        (0.9, "0.900"),
+        (1.1, "1.10"),
+        (1.25, "1.25"),
+    ],
 )
 def test_a_ratio_shows_on_which_side_of_one_it_lies(ratio: float, text: str) -> None:
     assert format_ratio(ratio) == text

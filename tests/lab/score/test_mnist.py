@@ -147,7 +147,7 @@ def test_the_table_has_the_papers_numbers_beside_ours(plates: dict[str, Plate]) 
     assert (paper["w2 train"], paper["w2 test"], paper["w2 FID"]) == ("0.042", "0.040", "15.2")
     ours = cells(plate, "BELAY at 0.05")
     assert (ours["w2 test"], ours["w1 test"], ours["Seeds"]) == ("0.240 ± 0", "0.269 ± 0", "3")
-    assert ours["w2 test ÷ EMA's"] == "2 (2 to 2)"
+    assert ours["w2 test ÷ EMA's"] == "2.00 (2.00 to 2.00)"
     assert ours["w2 FID"].startswith("60")
     assert "w1 FID" not in ours  # of which there is none
     networks, *differs, time = plate.notes[-4:]
@@ -196,15 +196,15 @@ def test_a_fid_that_is_lost_is_not_one_that_was_not_asked_for(planned: dict[str,
 
 def test_fids_are_compared_each_at_its_own_best_rate(planned: dict[str, Plate]) -> None:
     low, high = (math.exp(math.log(0.8) + side * 4.302653 * math.sqrt(2) * 0.01) for side in (-1, 1))  # noise alone
-    ratio = f"0.8 ({low:.3g} to {high:.3g})"
-    tuned = f"1.2 ({1.5 * low:.3g} to {1.5 * high:.3g})"
+    ratio = f"0.800 ({low:.3f} to {high:.3f})"
+    tuned = f"1.20 ({1.5 * low:.2f} to {1.5 * high:.2f})"
     said = f"BELAY ÷ EMA {ratio}; BELAY ÷ matched EMA {ratio}; BELAY m1 2e4 ÷ EMA {tuned}."
     rates = "EMA at 0.001, matched EMA at 0.001, BELAY at 0.0003, BELAY m1 2e4 at 0.001, so that rates are compared"
     assert f"each at its own best rate, seed by seed: {said} {rates}" in full_text(planned["mnist-table1"])
     order = "at equal nominal rate, at equal effective rate (the matched EMA) and at each one's best"
     assert planned["mnist-table1"].caption.endswith(f"BELAY's FID over the EMA's {order}: –; –; {ratio}.")
     few = drawn(with_table1(score_records.mnist(), without(table1(fid_seeds=1), arm="matched EMA")))["mnist-table1"]
-    ones = "BELAY ÷ EMA 0.8 (one seed), 1 of 3 seeds drawn; BELAY m1 2e4 ÷ EMA 1.2 (one seed), 1 of 3 seeds drawn."
+    ones = "BELAY ÷ EMA 0.800 (one seed), 1 of 3 seeds drawn; BELAY m1 2e4 ÷ EMA 1.20 (one seed), 1 of 3 seeds drawn."
     assert f"seed by seed: {ones}" in full_text(few)
     none = drawn(with_table1(score_records.mnist(), without(table1(), kind="fid")))["mnist-table1"]
     assert "FID of w2" not in full_text(none)

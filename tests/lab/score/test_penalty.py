@@ -98,7 +98,7 @@ def test_the_table_has_measured_and_predicted_shares() -> None:
     assert rows["β1 = 0.9, c = 0.0895"][:3] == ("4", "0.2000", "0.2080")
     assert rows["β1 = 0.9, c = 0.0895"][3].startswith("1.040 (")
     assert rows["β1 = 0.9, c = 0.005"][1] == "0.4000"
-    assert rows["β1 = 0, c = 0.0895"][5].endswith("predicted 0.26 (0.19 to 0.66): agrees")
+    assert rows["β1 = 0, c = 0.0895"][5].endswith("; theory 0.26 (0.19 to 0.66), agrees")
     best = {name: float(row[4].split()[0]) for name, row in rows.items()}  # EMA's best is 0.2, in the first row
     assert best == {name: pytest.approx(float(row[2]) / 0.2, rel=3e-3) for name, row in rows.items()}
     assert best["β1 = 0.9, c = 0.005"] > 1.9 > float(rows["β1 = 0.9, c = 0.005"][3].split()[0])

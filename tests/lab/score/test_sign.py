@@ -62,8 +62,9 @@ def test_where_theta_0_is_lost_the_seeds_that_are_lost_are_counted() -> None:
     plate = drawn(some_lost(LOST))["sign-theta"]
     above, below = plate.figure.axes[2], plate.figure.axes[5]
     assert [bar.get_height() for bar in below.patches] == [0, 0, 0, 4, 3, 5]
-    p = "p 0.062"
-    assert [text.get_text() for text in below.texts] == [*[f"none\n{p}"] * 3, "4 of 5", "3 of 5\np 0.5", "5 of 5"]
+    *shown, explained = [text.get_text() for text in below.texts]
+    assert shown == [*["0/5", "p = 0.062"] * 3, "4/5", "3/5", "p = 0.5", "5/5"]
+    assert "McNemar" in explained
     assert [text.get_text() for text in above.texts] == ["lost", "4 of 5", "3 of 5", "5 of 5"]
     bars = {round(each.get_xdata()[0]) for each in above.lines if each.get_marker() == "_"}
     assert bars == {0, 1, 2}  # no median if at least half are lost

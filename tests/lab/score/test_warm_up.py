@@ -62,7 +62,7 @@ def test_the_tables_say_what_is_lost() -> None:
     rows = {row[0]: row[1:] for row in table.figure.rows}
     assert list(rows) == ["cold, 0.001", "cold, 0.012", "200 steps of warm-up, 0.001", "200 steps of warm-up, 0.012"]
     assert rows["cold, 0.012"][:3] == ("8", "0.1700, 6 of 8 lost", "0.1650")
-    assert rows["cold, 0.001"] == ("4", "0.1800", "0.1440", "0.8 (0.8 to 0.8)")
+    assert rows["cold, 0.001"] == ("4", "0.1800", "0.1440", "0.800 (0.800 to 0.800)")
     assert (
         "EMA loses 6 of 8 cold and 0 of 8 warmed up; θ = −0.5 loses 0 of 8 cold and 0 of 8 warmed up" in table.caption
     )

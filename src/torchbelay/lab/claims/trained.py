@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from torchbelay.lab.arms import in_words
-from torchbelay.lab.report.words import listed
 from torchbelay.lab.score.analysis import StudyResults, compare_fids
 from torchbelay.lab.score.comparison import Comparison
 from torchbelay.lab.score.effects import FID, LOSS
@@ -134,26 +133,26 @@ def judge_robustness(records: Records) -> Finding:
             numbers.append((label, _format_tally(totals[bar][possessive], "cases")))
     numbers.append(("by a rule in which ties stay open", describe_answer(ties_open)))
     by_shared, by_own = totals.values()
-    counts = [f"{each.wider}" for each in by_own.values()]
-    own = f" (own bests: {listed(counts)})" if by_own != by_shared else ""
-    summary = f"BELAY's range is wider than {_count_wider(by_shared)}{own}."
+    counts = [f"{each.wider} and {each.narrower}" for each in by_own.values()]
+    own = f" (own bests: {'; '.join(counts)})" if by_own != by_shared else ""
+    summary = f"BELAY's range is wider than {_count_both(by_shared)}{own}."
     if (answer := combine(ties_open)) is not combine([*tests.values()]):
         summary += f" With ties open: {answer}."
     return find(tests, summary, (*numbers, *count_lost_by_sign(records), *compare_signs(records)))
 
 
-def _count_wider(totals: Mapping[str, Tally]) -> str:
-    """Return in how many cases BELAY's range is wider than each rival's; the number of cases is said once.
+def _count_both(totals: Mapping[str, Tally]) -> str:
+    """Return in how many cases BELAY's range is wider than each rival's, and narrower.
 
-    >>> _count_wider({"EMA's": Tally(3, 1, 8), "the matched EMA's": Tally(0, 5, 8)})
-    "EMA's in 3 of 8 cases, the matched EMA's in 0"
+    >>> _count_both({"EMA's": Tally(3, 1, 8), "the matched EMA's": Tally(0, 5, 8)})
+    "EMA's in 3 of 8 cases and narrower in 1; matched EMA's: 0 and 5"
     """
-    clauses, said = [], None
-    for possessive, total in totals.items():
-        cases = "" if total.cases == said else f" of {total.cases} cases"
-        clauses.append(f"{possessive} in {total.wider}{cases}")
-        said = total.cases
-    return ", ".join(clauses)
+    (first, total), *others = totals.items()
+    clauses = [f"{first} in {total.wider} of {total.cases} cases and narrower in {total.narrower}"]
+    for possessive, each in others:
+        cases = "" if each.cases == total.cases else f" of {each.cases}"
+        clauses.append(f"{possessive.removeprefix('the ')}: {each.wider} and {each.narrower}{cases}")
+    return "; ".join(clauses)
 
 
 def _nearly_all(tally: Tally) -> Outcome:

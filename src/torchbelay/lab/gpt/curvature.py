@@ -88,6 +88,7 @@ def draw_ends(ax: Any, runs: Runs, about: Record) -> None:
             ax.axhline(limit(arm, about["rate"]), color=colour(arm), linestyle=":", linewidth=1)
     _set_axis(ax)
     if ax.get_legend_handles_labels()[0]:
+        ax.plot([], [], color="#777777", linestyle=":", linewidth=1, label="limit of this θ on a quadratic")
         ax.legend(fontsize=7)
 
 
@@ -169,13 +170,13 @@ def floor_plate(runs: Runs, about: Record) -> Plate | None:
     ax: Any = fig.subplots()
     fine = [-0.98 + 1.53 * i / 400 for i in range(401)]
     limits = [stable_range(centred(theta=theta, rate=rate).coupling(1, 1.0), beta) for theta in fine]
-    ax.plot(fine, limits, color="#333333", label="limit of theorem 2")
-    ax.axvline(floor, color="#333333", linestyle=":", label=f"floor {floor:.2f}".replace("-", "−"))
+    ax.plot(fine, limits, color="#333333", label="limit on a quadratic (theorem 2)")
+    ax.axvline(floor, color="#333333", linestyle=":", label=f"floor of θ, {floor:.2f}".replace("-", "−"))
     rates = sorted({each.lr for each in found})
     for each in found:
         size = 3.0 + 1.2 * rates.index(each.lr)
         ax.plot(each.arm.theta, each.x, "o", color=colour(each.arm), markersize=size, markerfacecolor="none")
-    ax.plot([], [], "o", color="#777777", markerfacecolor="none", label="runs; larger: a larger rate")
+    ax.plot([], [], "o", color="#777777", markerfacecolor="none", label="a run at its end; larger: a larger rate")
     ax.set(yscale="log", xlim=(-1.0, 0.6), xlabel="θ    (repels ← 0 = EMA → attracts)", ylabel="x = rate × curvature")
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     ax.legend(fontsize=8, loc="lower right")

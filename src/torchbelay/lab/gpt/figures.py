@@ -18,6 +18,7 @@ from .arms import ARMS, CONSTANT, COSINE, QUARTER, WATCHING, Arm
 from .effects import effects_plate
 from .labels import colour, mean, title
 
+CHOSEN = "Rate chosen on the text for tuning"
 DOTTED = " Dotted: the first seed for tuning of arms that are not judged at every rate."
 
 
@@ -49,7 +50,7 @@ def _curves(runs: Runs, about: Record) -> Plate:
     if known:
         left.set_ylim(0.99 * min(known), 1.2 * min(known))
         left.legend(fontsize=7)
-    left.set_title("On other text than for tuning")
+    left.set_title("Test loss, on text that no rate was chosen on")
     curvature.draw_ends(right, runs, about)
     right.set_title("Curvature at the end, times the rate")
     for ax in (left, right):
@@ -93,15 +94,16 @@ def _draw_curve(ax: Any, runs: Runs, arm: Arm) -> None:
             points.append((lr, centre, *reach))
     if points:
         x, y, low, high = zip(*points, strict=True)
-        line = "--" if arm is QUARTER else "-"  # its colour is near that of θ = −0.5
+        quarter = arm is QUARTER  # its colour is near that of θ = −0.5
         ax.errorbar(
             x,
             y,
             (low, high),
             color=colour(arm),
-            linestyle=line,
-            marker="o",
-            markersize=3,
+            linestyle="--" if quarter else "-",
+            marker="D" if quarter else "o",
+            markersize=4.5 if quarter else 3,
+            markerfacecolor="white" if quarter else None,
             label=title(arm.name),
             capsize=2,
         )
@@ -139,7 +141,7 @@ def _range_words(runs: Runs) -> str:
 
 
 def _arms(runs: Runs, about: Record) -> Plate | None:
-    columns = ("", "Best rate", "Loss of the average", "÷ EMA, each at its best", "Loss of the weights", "Seeds lost")
+    columns = ("", CHOSEN, "Loss of the average", "÷ EMA, each at its chosen rate", "Loss of the weights", "Seeds lost")
     if not runs.tuned(CONSTANT.name):
         return None
     rows = []
@@ -155,16 +157,17 @@ def _arms(runs: Runs, about: Record) -> Plate | None:
     notes = (
         "The best rate of an arm is that of the lowest mean loss of its average on the seeds and the text for tuning; "
         "all other numbers are of other seeds and other text.",
+        *lower_elsewhere(runs),
         *_weights_at_best(runs),
         f"Averages that only watch the run with EMA of rate {about['rate']:g}: {listed(others)}.",
         f"{GPA} θ = 0 at the same rate is the EMA that is matched to BELAY.",
         *_words(about),
     )
     caption = (
-        "Each arm at its best learning rate: the loss of its average and of its weights, in nats per byte. "
+        "Each arm at the rate that tuning chose: the loss of its average and of its weights, in nats per byte. "
         f"{_lowest_words(runs)}"
     )
-    return Plate("gpt-arms", "Every arm at its best rate", caption, Table(columns, tuple(rows)), notes)
+    return Plate("gpt-arms", "Every arm at the rate that tuning chose", caption, Table(columns, tuple(rows)), notes)
 
 
 def _lowest_words(runs: Runs) -> str:
@@ -179,6 +182,30 @@ def _lowest_words(runs: Runs) -> str:
         return f"The lowest mean loss of an average is EMA's, {means[first]:.4f}."
     beside = format_ratio(ratio_of(runs, (first, best[first]), (CONSTANT.name, best[CONSTANT.name])))
     return f"The lowest mean loss of an average, {means[first]:.4f}, is that of {title(first)}; ÷ EMA it is {beside}."
+
+
+def lower_elsewhere(runs: Runs) -> tuple[str, ...]:
+    """Return which arms have a lower mean loss at another rate than at the one that was chosen, as a note."""
+    words = []
+    for arm in filter(runs.tuned, runs.arms):
+        chosen, means = runs.best_lr(arm), _means_of_kept(runs, arm)
+        best = min(means, key=means.__getitem__, default=chosen)
+        if chosen in means and best != chosen:
+            words.append(f"{title(arm)} at {best:g} ({means[best]:.4f})")
+    if not words:
+        return ()
+    return (
+        f"On the text for judging, these arms have a lower mean loss at another rate than the one chosen: "
+        f"{listed(words)}. The choice stays: a rate chosen by the losses that judge it would look too good.",
+    )
+
+
+def _means_of_kept(runs: Runs, arm: str) -> dict[float, float]:
+    """Return an arm's mean loss on the text for judging, at each rate at which it has all seeds and loses none."""
+    losses = {lr: [*runs.losses(arm, lr).values()] for lr in runs.lrs}
+    most = max(map(len, losses.values()))
+    kept = {lr: [loss for loss in each if loss is not None] for lr, each in losses.items() if len(each) == most}
+    return {lr: fmean(each) for lr, each in kept.items() if len(each) == most > 0}
 
 
 def _weights_at_best(runs: Runs) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from torchbelay.lab.statistics import CONFIDENCE, MARGIN, Ratio, mcnemar, ratio,
 
 CHANCE = 1 - CONFIDENCE  # the largest p that counts as evidence; it takes five seeds lost against none
 MANY = 100  # seeds: more will never be trained
+MOST_DECIMALS = 4  # of a ratio, to show on which side of 1 it lies
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
@@ -25,13 +26,33 @@ def format_ratio(ratio: float) -> str:
 
     So the text shows on which side of 1 the ratio lies.
 
-    >>> format_ratio(1.0036), format_ratio(0.99987), format_ratio(0.794), format_ratio(12.3)
-    ('1.004', '0.9999', '0.794', '12.3')
+    >>> format_ratio(1.0036), format_ratio(0.99987), format_ratio(0.794), format_ratio(1.1), format_ratio(12.3)
+    ('1.004', '0.9999', '0.794', '1.10', '12.3')
     """
-    if not 0.9 < ratio < 1.1:
-        return f"{ratio:.3g}"
-    text = f"{ratio:.3f}"
-    return f"{ratio:.4f}" if text == "1.000" else text
+    return f"{ratio:.{_count_decimals(ratio)}f}"
+
+
+def format_interval(mean: float, low: float, high: float) -> str:
+    """Return a ratio and its interval with the same number of decimals, which shows on which side of 1 each lies.
+
+    >>> format_interval(1.101, 1.089, 1.112), format_interval(1.17, 1.0011, 1.38), format_interval(12.34, 0.512, 98.7)
+    ('1.10 (1.09 to 1.11)', '1.170 (1.001 to 1.380)', '12.3 (0.5 to 98.7)')
+    """
+    values = (mean, low, high)
+    decimals = _count_decimals(mean)
+    while decimals < MOST_DECIMALS and any(round(value, decimals) == 1 for value in values):
+        decimals += 1
+    mean_text, low_text, high_text = (f"{value:.{decimals}f}" for value in values)
+    return f"{mean_text} ({low_text} to {high_text})"
+
+
+def _count_decimals(ratio: float) -> int:
+    """Return how many decimals a ratio is given with."""
+    if 0.9 < ratio < 1.1:
+        return MOST_DECIMALS if f"{ratio:.3f}" == "1.000" else 3
+    if not 0 < ratio < math.inf:
+        return 3
+    return max(0, 2 - math.floor(math.log10(ratio)))
 
 
 @dataclass(frozen=True)
@@ -116,9 +137,7 @@ class Comparison:
     def size(self) -> str:
         """The ratio and its interval as text; empty if every pair has a lost run."""
         if self.ratio is not None:
-            return (
-                f"{format_ratio(self.ratio.mean)} ({format_ratio(self.ratio.low)} to {format_ratio(self.ratio.high)})"
-            )
+            return format_interval(self.ratio.mean, self.ratio.low, self.ratio.high)
         return "" if self.point is None else f"{format_ratio(self.point)} (one seed)"
 
     def describe_lost(self, one: str, other: str) -> str:

@@ -75,7 +75,7 @@ def _count_seeds(found: Sequence[Comparison]) -> str:
 
 
 def _list_rates(found: Mapping[float, Comparison], rival: str) -> str:
-    return "; ".join(f"at {lr:g} {each.describe(BELAY, rival)}" for lr, each in found.items()) or MISSING
+    return "; ".join(f"rate {lr:g}: {each.describe(BELAY, rival)}" for lr, each in found.items()) or MISSING
 
 
 def _shorten(found: Mapping[float, Comparison], rival: str) -> str:
@@ -93,7 +93,7 @@ def span(found: Sequence[Comparison]) -> str:
     """Return the least and the largest ratio, each marked if it is undecided; "not run" if there is none.
 
     >>> span([compare({0: 1.1, 1: 1.1}, {0: 1.0, 1: 1.0}), compare({0: 1.3, 1: 1.4}, {0: 1.0, 1: 1.2})])
-    '1.1 to 1.23 (undecided)'
+    '1.10 to 1.23 (undecided)'
     """
     known = sorted((each for each in found if each.point is not None), key=lambda each: each.point or 0.0)
     if not known:
