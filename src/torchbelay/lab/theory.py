@@ -262,11 +262,14 @@ def _draw_noise(records: Sequence[Record]) -> Plate:
             [r["speed"] / PUSH for r in found], [r["measured"] for r in found], "o", ms=4, color=colour, mfc="white"
         )
     _mark_dashes(ax)
+    _mark_meeting(ax, select(records, "curve", name="critical"))
+    ax.plot([], [], "o", ms=4, color="#777777", mfc="white", label="simulated")
     found = select(records, "noise")
     (sizes,) = select(records, "sizes")
     ax.set(xscale="log", yscale="log", xlim=(2e-3, 1.6), ylim=(3e-3, 1.3))
-    ax.set_xlabel("speed: share of the error that is lost per step, over that of SGD")
-    ax.set_title("noise of the average, over that of SGD's weights")
+    ax.set_xlabel("speed ÷ that of SGD (speed: the share of the error that is lost per step)")
+    ax.set_ylabel("variance of the average ÷ that of SGD's weights")
+    ax.set_title(f"noise against speed, at learning rate × curvature x = {PUSH:g}")
     ax.legend(loc="upper left")
     caption = (
         "At every speed up to SGD's, critical damping leaves the average with the least noise: at slow speeds half of "
@@ -286,6 +289,17 @@ def _draw_noise(records: Sequence[Record]) -> Plate:
 def _mark_dashes(ax: Axes) -> None:
     ax.axvline(1, color="#999999", lw=0.8, ls=":")
     ax.annotate("SGD", (1, 1), xytext=(3, 2), textcoords="offset points", color="#777777", fontsize=8)
+
+
+def _mark_meeting(ax: Axes, critical_curve: Sequence[Record]) -> None:
+    """Mark where the spring that repels is critically damped, which is the kink of its line."""
+    theta = THETAS[0]
+    speed = 1 - (-theta) ** 0.5  # theorem 3, to leading order
+    point = min(critical_curve, key=lambda r: abs(r["speed"] / PUSH - speed))
+    text = f"θ = {_name(theta)} is critically damped here:\nbeyond, its modes are a complex pair"
+    arrow = {"arrowstyle": "->", "color": "#777777", "lw": 0.8}
+    place = (point["speed"] / PUSH, point["noise"])
+    ax.annotate(text, place, xytext=(0.055, 0.006), color="#555555", fontsize=8, arrowprops=arrow)
 
 
 def _draw_floors(records: Sequence[Record]) -> Plate:

@@ -43,12 +43,13 @@ def _draw_regrets(found: dict[str, Outcomes]) -> Plate:
         ax.remove()
     for ax in grid[:, 0]:
         ax.set_ylabel("loss of the average ÷ the grid's best")
-    grid[0, 0].legend(loc="upper center", fontsize=8.5)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8.5)
     first, last = _rounds(found)
     caption = (
-        f"Advice from one run made {count_worse(first)} runs worse, to up to {max(each.ratio for each in first):.2f} "
-        f"times the loss. Asked again with every run that follows it, it leads to within 10% of the grid's best in "
-        f"{_within(last)} cases."
+        "The loss over a grid's best: of the run that asks (blue), of one that follows its advice (orange), and at a "
+        f"search's end (green). One advice made {count_worse(first)} runs worse, to up to "
+        f"{max(each.ratio for each in first):.2f} times the loss; {_within(last)} searches end within 10%."
     )
     return Plate(
         "advice-regret", "Advice from runs beside the first run, and the best of a grid", caption, fig, _notes(found)
@@ -73,13 +74,14 @@ def _draw_problem(ax: Axes, outcomes: Outcomes) -> None:
         color=style.EMA_COLOUR,
         marker="s",
         ms=4,
-        label="the run, EMA .99",
+        label="the run that asks, EMA .99 (mean)",
     )
     for label, at, colour, shape in (
-        ("advice from it", outcomes.at, style.BELAY_COLOUR, "o"),
-        ("after a search", outcomes.ends_at, style.MATCHED_COLOUR, "^"),
+        ("a run that follows its advice (mean; each seed)", outcomes.at, style.BELAY_COLOUR, "o"),
+        ("the end of a search (mean; each seed)", outcomes.ends_at, style.MATCHED_COLOUR, "^"),
     ):
-        ax.plot(lrs, [fmean(each.regret for each in at(lr)) for lr in lrs], color=colour, label=label)
+        ax.plot(lrs, [fmean(each.regret for each in at(lr)) for lr in lrs], color=colour)
+        ax.plot([], [], color=colour, marker=shape, ms=4, label=label)
         points = [(lr, each.regret) for lr in lrs for each in at(lr)]
         ax.plot(*zip(*points, strict=True), shape, ms=4, color=colour, ls="", alpha=0.7)
     ax.set(xscale="log", yscale="log", xlabel="learning rate of the run")

@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import StrMethodFormatter
 
 from torchbelay.lab.arms import (
     BELAY_ADAM,
@@ -238,10 +242,21 @@ def measure_limit(curve: Sequence[Record]) -> float | None:
     return None if safe is None or lost is None else float((safe * lost) ** 0.5)
 
 
+def _area_handles() -> list[Artist]:
+    """Return what the areas and the line of a ridge are, for a legend."""
+    return [
+        Patch(color="#777777", label="converge (any colour)"),
+        Patch(facecolor="#fbe9e7", edgecolor="#c62828", hatch="////", linewidth=0, label="diverge"),
+        Patch(facecolor="white", edgecolor="#bbbbbb", linewidth=0.6, label="neither"),
+        Line2D([], [], color="black", linewidth=1.4, label="predicted limit"),
+        Patch(color="#ececec", label="not measured"),
+    ]
+
+
 def _draw_theta(records: Sequence[Record]) -> Plate:
     swept = select(records, "theta")
     thetas = sorted({r["theta"] for r in swept})
-    fig = style.figure(9.0, 5.6)
+    fig = style.figure(9.0, 6.0)
     halves: Any = fig.subfigures(1, 2, width_ratios=(1.25, 1))
     left, right = halves
     axes = left.subplots(len(thetas), 2, sharex=True, sharey=True)
@@ -258,6 +273,9 @@ def _draw_theta(records: Sequence[Record]) -> Plate:
         ax.set_ylabel(
             f"θ = {theta:g}".replace("-", "−"), rotation=0, ha="right", va="center", fontsize=8, color=ramp[theta]
         )
+        ax.set_yticks((0, 1), ("0", "1"), fontsize=6.5)
+    left.supylabel("share of the starts, from 0 to 1", fontsize=8)
+    left.legend(handles=_area_handles(), loc="outside lower center", ncols=3, fontsize=7.5, columnspacing=1.2)
     ax = right.subplots()
     fine = torch.linspace(-0.92, 2.1, 200).tolist()
     ax.plot(fine, [theta_limit(t) for t in fine], color="black", linewidth=1.2, label="predicted, exact")
@@ -270,7 +288,8 @@ def _draw_theta(records: Sequence[Record]) -> Plate:
                 ax.plot(theta, found * (function.curvature or 1), marker, color=face, markeredgecolor=ramp[theta])
     ax.plot([], [], "o", color="#777777", label="measured: bowl, half of the starts lost")
     ax.plot([], [], "s", color="white", markeredgecolor="#777777", label="measured: Rosenbrock")
-    ax.set(yscale="log", xlabel="θ", title="largest learning rate × curvature")
+    ax.set(yscale="log", xlabel="θ    (repels ← 0 = EMA → attracts)", title="largest learning rate × curvature")
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     ax.legend(fontsize=8)
     first = swept[0]
     caption = (

@@ -59,10 +59,12 @@ def _profiles(records: Sequence[Record]) -> Plate:
         if last:
             left.plot([], [], color=hue, label=name)
     left.legend(loc="lower left", fontsize=8, handlelength=0.9, handletextpad=0.5, borderaxespad=0.1)
-    left.set_title("what is recorded: snapshots of two power functions")
+    left.set_title("what is recorded: two averages (faded: at earlier steps)")
     for each, hue in zip(found, TARGET_COLOURS, strict=False):
         right.plot(updates["at"], each["p"], color=hue, lw=5, alpha=0.3, solid_capstyle="butt")
         right.plot(updates["at"], each["made"], color=hue, lw=1.3, label=short(each["target"]))
+    right.plot([], [], color="#777777", lw=5, alpha=0.3, label="broad: the average that is wanted")
+    right.plot([], [], color="#777777", lw=1.3, label="thin: what the snapshots make")
     right.legend(loc="lower left", fontsize=8.5)
     right.set_title(f"what is made of {found[0]['snapshots']} snapshots of each")
     left.set(ylabel="share of an update that is held, P", ylim=(-0.04, 1.06), xlim=(0, 1.02 * about["steps"]))
@@ -115,8 +117,8 @@ def _errors(records: Sequence[Record]) -> Plate:
     targets = list(dict.fromkeys(each["target"] for each in select(records, "error")))
     fig = style.figure(7.6, 4.6)
     ax = fig.subplots()
-    for target, hue in zip(targets, TARGET_COLOURS, strict=False):
-        for kind, dashes in (("averages", "-"), ("weights", (0, (4, 2)))):
+    for i, (target, hue) in enumerate(zip(targets, TARGET_COLOURS, strict=False)):
+        for kind, dashes in (("averages", "-"), ("weights", (4 * (i % 2), (4, 4)))):  # two that coincide take turns
             lines = select(records, "error", target=target, recorded=kind)
             ax.plot([r["files"] for r in lines], [r["predicted"] for r in lines], color=hue, ls=dashes, lw=1.5)
         files = {r["steps"]: r["files"] for r in select(records, "error", target=target, recorded="averages")}
@@ -133,7 +135,7 @@ def _errors(records: Sequence[Record]) -> Plate:
     handles += [
         Line2D([], [], color="#555555", label="from two averages, predicted"),
         Line2D([], [], color="#555555", marker="o", mfc="white", ls="", label="the same, measured on white updates"),
-        Line2D([], [], color="#555555", ls=(0, (4, 2)), label="from checkpoints of the weights, predicted"),
+        Line2D([], [], color="#555555", ls=(0, (4, 4)), label="from checkpoints of the weights, predicted"),
     ]
     ax.legend(handles=handles, loc="lower left", fontsize=8.5)
     ratios = [r["actual"] / r["predicted"] for r in select(records, "white")]

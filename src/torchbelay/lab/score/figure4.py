@@ -6,6 +6,8 @@ The EMA is Table 1's, with decay .999. Its controls, the equal-memory EMA and th
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.lines import Line2D
+
 from torchbelay.lab.arms import BELAY, EMA
 from torchbelay.lab.part import Plate, Record, Settings, Tick
 from torchbelay.lab.report import style
@@ -22,6 +24,7 @@ from .tables import describe_sampling, paper_row, results_row, results_table, sa
 
 NAME = "figure4"
 TITLE = "Figure 4: loss and FID over iterations"
+_NAMES = {EMA: "EMA, decay .999"}  # there are other EMAs in the part
 DURING = "fid during training"  # the kind of a FID before the end
 
 
@@ -64,10 +67,12 @@ def _iterations(records: Sequence[Record]) -> Plate:
         draw_training(above, study, lr)
         for arm in study.arms:
             _draw_fids(below, records, arm, lr)
+        above.set_ylim(0.85 * above.get_ylim()[0])  # off the axis, where the curves end
         above.set(ylabel="test loss, mean over pixels", title=f"learning rate {lr:g}")
+        _draw_end(above, study, lr)
         below.set(ylabel="FID", xlabel="iteration", yscale="log")
         set_ticks(below.yaxis, spaced(*below.get_ylim()))
-        above.legend(fontsize=8)
+        above.legend(handles=_handles(study.arms), fontsize=8, loc="upper right")
     found = compare_fids(records, study, BELAY, EMA)
     result = f" At the end BELAY's FID is {found.describe(BELAY, EMA)} times EMA's." if found.seeds else ""
     caption = f"Test loss (above) and FID (below) over iterations, of BELAY and of Table 1's EMA.{result}"
@@ -84,6 +89,34 @@ def _iterations(records: Sequence[Record]) -> Plate:
         *time_note(study),
     )
     return Plate("figure4-iterations", "Figure 4: loss and FID over iterations", caption, fig, notes)
+
+
+def _handles(arms: Sequence[str]) -> list[Line2D]:
+    """Return the marks of both charts, for the legend."""
+    dashed: Any = (0, (5, 2))
+    return [
+        *(
+            Line2D([], [], color=arm_colour(arm), linewidth=2, linestyle=dashed if arm == EMA else "-", label=name)
+            for arm, name in ((arm, _NAMES.get(arm, arm)) for arm in arms)
+        ),
+        Line2D([], [], color="#777777", linewidth=2, label="bold: median of the average w2"),
+        Line2D([], [], color="#777777", linewidth=0.7, label="thin: the average of one seed"),
+        Line2D([], [], color="#777777", linewidth=0.9, linestyle=":", label="median of the weights w1"),
+        Line2D([], [], color="#777777", linestyle="", marker="x", label="FID of the weights w1"),
+    ]
+
+
+def _draw_end(ax: Any, study: StudyResults, lr: float) -> None:
+    """Draw the medians of the average over the last fifth of the run once more, on an axis of their own."""
+    inset = ax.inset_axes((0.36, 0.42, 0.3, 0.5))
+    for arm in study.arms:
+        steps, losses = study.loss_curve(arm, lr, "w2", "test")
+        shown = [(x, median_loss(row)) for x, row in zip(steps, losses, strict=True) if x >= 0.8 * max(steps)]
+        line = (0, (5, 2)) if arm == EMA else "-"
+        inset.plot(*zip(*shown, strict=True), color=arm_colour(arm), linewidth=1.6, linestyle=line)
+    inset.set_title("the average, at the end", fontsize=8)
+    inset.tick_params(labelsize=7)
+    inset.locator_params(nbins=4)
 
 
 def _unfinished(records: Sequence[Record], study: StudyResults) -> tuple[str, ...]:

@@ -171,14 +171,15 @@ def draw_training(ax: Axes, study: StudyResults, lr: float, *, x_per_step: float
 def draw_average(ax: Axes, x: Sequence[float], values: Sequence[Sequence[float | None]], arm: str, **look: Any) -> None:
     """Draw the median over the seeds as a bold line, and every seed as a thin one; `values` has a row per place.
 
-    EMA is dashed, because other curves may lie on it.
+    EMA is dashed, because other curves may lie on it. `look` may name another label than the arm's name.
     """
     hue = arm_colour(arm)
     for seed in zip(*values, strict=True):
         ax.plot(x, [math.nan if y is None else y for y in seed], color=hue, linewidth=0.7, alpha=0.5)
     if arm in (EMA, EQUAL):
         look = {"linestyle": (0, (5, 2)), "zorder": 3} | look
-    ax.plot(x, _medians(values), color=hue, linewidth=2.0, label=arm, **look)
+    look = {"label": arm} | look
+    ax.plot(x, _medians(values), color=hue, linewidth=2.0, **look)
 
 
 def _medians(values: Sequence[Sequence[float | None]]) -> list[float]:

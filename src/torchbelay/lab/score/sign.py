@@ -10,6 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.artist import Artist
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
 from torchbelay.lab.hypotheses import GPA
 from torchbelay.lab.part import MISSING, Plate, Record, Settings, Table, Tick
 from torchbelay.lab.report import style
@@ -108,6 +112,8 @@ def _by_theta(study: StudyResults) -> Plate:
             _draw_counts(below, study, lr)
         else:
             set_ratio_axis(below, ratios)
+            if ax is axes[0, 0]:
+                below.legend(handles=_ratio_handles(), fontsize=7.5, loc="upper right")
             below.set_ylabel("ratio to θ = 0" if ax is axes[0, 0] else "")
             for x, (theta, arm) in enumerate(arms.items()):
                 if theta and 0.0 in arms:
@@ -118,6 +124,7 @@ def _by_theta(study: StudyResults) -> Plate:
         below.set_xticks(range(len(arms)), [theta_text(theta) for theta in arms], fontsize=8)
         below.set_xlim(-0.6, len(arms) - 0.4)
     axes[0, 0].set_ylabel("test loss of the average")
+    axes[0, 0].legend(handles=_loss_handles(), fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, 0.88))
     rate = listed([f"1/{1 / value:.0f}" for value in sorted({run["rate"] for run in study.runs})])
     main = _summary_at(study, study.lrs[-1], evidence=False)
     caption = (
@@ -164,6 +171,23 @@ def _draw_losses(ax: Any, study: StudyResults, lr: float, axis: LossAxis) -> Non
             ax.text(x, axis.rows[NAME], words, fontsize=7.5, ha="center", va="center", color="#333")
 
 
+def _loss_handles() -> list[Line2D]:
+    """Return the marks of a chart of losses, for its legend."""
+    return [
+        Line2D([], [], color="#777777", linestyle="", marker="_", markersize=13, markeredgewidth=2, label="median"),
+        Line2D([], [], color="#999999", linewidth=0.5, marker=".", markersize=5, label="one seed"),
+    ]
+
+
+def _ratio_handles() -> list[Artist]:
+    """Return the marks of a chart of ratios, for its legend."""
+    return [
+        Line2D([], [], color="#777777", marker="s", markersize=5, label=f"ratio, {CONFIDENCE:.0%} interval"),
+        Line2D([], [], color="#777777", linestyle="", marker=".", alpha=0.5, markersize=4, label="one seed"),
+        Patch(color="#e9e9e9", label=f"within {MARGIN - 1:.0%} of θ = 0"),
+    ]
+
+
 def _draw_counts(ax: Any, study: StudyResults, lr: float) -> None:
     """Draw how many seeds each θ loses, with McNemar's p if it loses fewer than θ = 0."""
     pairs = ratios_to_zero(study, lr)
@@ -173,10 +197,14 @@ def _draw_counts(ax: Any, study: StudyResults, lr: float) -> None:
             count, seeds = found[theta]
             ax.bar(x, count, width=0.62, color=theta_colour(theta))
             fewer = theta in pairs and pairs[theta].only_other_lost > pairs[theta].only_one_lost
-            words = f"{count} of {seeds}" if count else "none"
-            words += f"\np {pairs[theta].p_loses_fewer:.2g}" if fewer else ""
-            ax.annotate(words, (x, count), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=6.5)
-    ax.set(ylim=(0, 1.3 * most), ylabel="seeds lost", axisbelow=True)
+            look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8}
+            ax.annotate(f"{count}/{seeds}", (x, count), (0, 3), **look)
+            if fewer:
+                words = f"p = {pairs[theta].p_loses_fewer:.2g}"
+                ax.annotate(words, (x, count), (0, 17), rotation=90, **look)
+    explained = "p: McNemar's one-sided test\nagainst θ = 0"
+    ax.text(0.03, 0.99, explained, transform=ax.transAxes, fontsize=8, va="top", color="#555555")
+    ax.set(ylim=(0, 1.45 * most), ylabel="seeds lost", axisbelow=True)
     set_ticks(ax.yaxis, range(most + 1))
     ax.grid(axis="x", visible=False)
 
