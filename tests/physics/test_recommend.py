@@ -209,7 +209,8 @@ def test_rates_scale_with_the_curvatures_or_with_the_rate_of_the_best_ema() -> N
 def test_what_is_doubtful_is_said() -> None:
     assert not recommend(3000, curvatures=[1.0, 0.1], noise=1.0).warnings
     assert "typical spectrum" in recommend(300).warnings[0]
-    assert not any("typical" in warning for warning in recommend(300, lr=1e-3).warnings)
+    assert "may be quite different" in recommend(300, lr=1e-3).warnings[0]
+    assert not any("typical" in each for each in recommend(300, curvatures=THREE, lr=1e-3).warnings)
     assert any("too short" in warning for warning in recommend(3, curvatures=[1.0, *[1e-4] * 20_000]).warnings)
     steep = recommend(1000, curvatures=[1.0, 1e-3, 1e-3], noise=0.0, beta1=0.5)
     assert any("more than half of the largest stable" in warning for warning in steep.warnings)

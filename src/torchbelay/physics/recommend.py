@@ -220,6 +220,8 @@ def _warnings(problem: Quadratic, best: Setting, asked: Question) -> list[str]:
     found, steps, beta = [], asked.steps, asked.beta1
     if asked.is_without_size:
         found.append(recommend_words.NO_CURVATURES)
+    elif asked.is_typical:
+        found.append(recommend_words.TYPICAL)
     if best.loss.bias > 0.5 * problem.start:
         found.append(
             f"After {steps:,} steps most of the way is still to go: the run is too short for any average to matter."

@@ -15,6 +15,10 @@ NO_CURVATURES = (
     "No curvatures were given: a typical spectrum stands for them, and learning rates are in units of "
     "1/(largest curvature). Give curvatures, or the learning rate that is best for an EMA."
 )
+TYPICAL = (
+    "No curvatures were given: a typical spectrum stands for those of your network, which may be quite different. Take "
+    "this for a first trial beside an EMA."
+)
 
 
 def rescaled(lr: float, largest: float, scale: float) -> str:
@@ -27,11 +31,11 @@ def rescaled(lr: float, largest: float, scale: float) -> str:
 
 def explain(advice: "Advice") -> str:
     """Return the advice as paragraphs; `Advice.explain()` calls this."""
-    units = [each for each in advice.warnings if each == NO_CURVATURES]  # beside the first learning rate
-    others = [each for each in advice.warnings if each != NO_CURVATURES]
+    guesses = [each for each in advice.warnings if each in (NO_CURVATURES, TYPICAL)]  # beside the first learning rate
+    others = [each for each in advice.warnings if each not in guesses]
     parts = [
         _what(advice),
-        *map(_warning, units),
+        *map(_warning, guesses),
         *_from_runs(advice),
         _why(advice),
         _range(advice),
