@@ -54,7 +54,9 @@ def test_pairs_are_of_losses_and_of_fids(plates: dict[str, Plate]) -> None:
     names = [text.get_text().replace("\n", " ") for text in losses.get_xticklabels()]
     assert names == ["BELAY ÷ EMA", "BELAY ÷ matched EMA", "matched EMA ÷ EMA", "θ −0.5 ÷ EMA"]
     assert len(losses.containers) == len(drawn_images.containers) == 4
-    assert "BELAY ÷ EMA: 1.022 (" in plates["cifar10-pairs"].caption
+    said = " and each one's best: test loss 1.022, 1.021, 1.022; FID 1.001, 1.007, 1.001."
+    assert plates["cifar10-pairs"].caption.endswith(said)
+    assert plates["cifar10-curves"].caption.endswith(" and each one's best: test loss 1.022, 1.021, 1.022.")
     assert "Ratios of test loss: BELAY ÷ EMA 1.022 (" in full_text(plates["cifar10-pairs"])
 
 
@@ -88,7 +90,7 @@ def test_what_is_missing_is_left_out(change: Callable[[list[Record]], list[Recor
 def test_that_fid_was_not_run_is_said() -> None:
     plate = drawn(without(score_records.cifar10(), kind="fid"))["cifar10-pairs"]
     assert [text.get_text() for text in plate.figure.axes[1].texts] == ["not run"]
-    assert plate.caption.endswith(" in test loss, not run in FID.")
+    assert plate.caption.endswith(" test loss 1.002, 1.001, 1.002; FID not run.")
     assert "FID has not been run." in plate.notes
     assert "Ratios of FID" not in full_text(plate)
 
@@ -98,7 +100,7 @@ def test_the_ratios_of_fid_are_told() -> None:
     assert "Ratios of FID: BELAY ÷ EMA 0.500 (0.470 to 0.533);" in full_text(
         plate
     )  # 0.491 to 0.509 over the seeds alone
-    assert plate.caption.endswith(" in test loss, 0.500 (0.470 to 0.533) in FID.")
+    assert plate.caption.endswith("; FID 0.500, 0.503, 0.500.")
 
 
 def test_the_noise_of_a_fid_is_in_the_bars_as_in_the_words() -> None:

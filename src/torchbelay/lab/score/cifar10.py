@@ -25,7 +25,7 @@ from .captions import (
     time_note,
 )
 from .comparison import Comparison
-from .effects import effects_plate
+from .effects import effects_plate, fid_effect, loss_effect, sentence
 from .figures import arm_colour, draw_ratio, draw_training, set_ratio_axis
 from .tables import (
     describe_sampling,
@@ -82,8 +82,7 @@ def _curves(records: Sequence[Record], study: StudyResults) -> Plate:
         beside.set(title=f"the average ÷ {in_words(study.ema)}'s", ylabel="ratio of test losses")
     for ax in axes[-1]:
         ax.set(xlabel="training images, thousands", xlim=(0, None))
-    found = study.compare(BELAY, study.ema, study.lrs[-1])
-    end = f" At the end BELAY ÷ {study.ema} is {found.describe(BELAY, study.ema)}." if found.seeds else ""
+    end = sentence([loss_effect(study)]) if BELAY in study.arms else ""
     caption = (
         "Test loss during training (left; the average w2 bold, the weights w1 dotted), and the average's loss "
         f"over {in_words(study.ema)}'s at the same time (right).{end}"
@@ -149,11 +148,9 @@ def _pairs(records: Sequence[Record], study: StudyResults) -> Plate | None:
         if not any(each.seeds for each in found.values()):
             ax.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color="#555555")
     axes[0, 0].set_ylabel("ratio")
-    main = ((BELAY, study.ema), rows[0][1])
-    loss, images = ((found[main].describe(*main[0]) if main in found else "not run") for found in (losses, drawn))
+    ways = sentence([loss_effect(study), fid_effect(records, study)]) if BELAY in study.arms else ""
     caption = (
-        "Ratios of test loss (left) and of FID (right) between arms: below 1 the arm named first is better. "
-        f"BELAY ÷ {study.ema}: {loss} in test loss, {images} in FID."
+        f"Ratios of test loss (left) and of FID (right) between arms: below 1 the arm named first is better.{ways}"
     )
     notes = (
         f"Ratios of test loss: {_ratio_texts(losses)}.",

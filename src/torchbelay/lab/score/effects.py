@@ -103,6 +103,14 @@ def span(found: Sequence[Comparison]) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
+def sentence(found: Sequence[Effect]) -> str:
+    """Return the ratios of some effects in the three ways as a sentence, a quantity after the other."""
+    if not any(found):
+        return ""
+    texts = [f"{each.quantity} {', '.join(spans([each])) if each else 'not run'}" for each in found]
+    return f" BELAY ÷ {found[0].rival} at {NOMINAL}, {EFFECTIVE} (matched EMA) and {BEST}: {'; '.join(texts)}."
+
+
 def loss_effect(study: StudyResults) -> Effect:
     """Return the effect on the test loss, at the rates at which no run of the two is lost.
 

@@ -14,9 +14,9 @@ from torchbelay.lab.report import style
 
 from . import run as study_run
 from . import studies
-from .analysis import ARMS, HEAVIER, PAPER_LR, StudyResults, compare_fids, median_loss, select
+from .analysis import ARMS, HEAVIER, PAPER_LR, StudyResults, median_loss, select
 from .captions import describe_lost_runs, describe_networks, difference_notes, settings_note, time_note
-from .effects import effects_plate
+from .effects import effects_plate, fid_effect, loss_effect, sentence
 from .figures import arm_colour, draw_average, draw_training, set_ticks, spaced
 from .masses import masses_plate
 from .mnist import PAPER
@@ -73,9 +73,9 @@ def _iterations(records: Sequence[Record]) -> Plate:
         below.set(ylabel="FID", xlabel="iteration", yscale="log")
         set_ticks(below.yaxis, spaced(*below.get_ylim()))
         above.legend(handles=_handles(study.arms), fontsize=8, loc="upper right")
-    found = compare_fids(records, study, BELAY, EMA)
-    result = f" At the end BELAY's FID is {found.describe(BELAY, EMA)} times EMA's." if found.seeds else ""
-    caption = f"Test loss (above) and FID (below) over iterations, of BELAY and of Table 1's EMA.{result}"
+    whole = StudyResults(records, NAME)
+    found = [loss_effect(whole), fid_effect(records, whole)] if BELAY in whole.arms else []
+    caption = f"Test loss (above) and FID (below) over iterations, of BELAY and of Table 1's EMA.{sentence(found)}"
     notes = (
         "Bold: the average w2, the median over the seeds, which are the thin lines; dotted: the weights w1. A cross is "
         "the FID of the weights w1 at the end.",

@@ -203,14 +203,15 @@ def _table(records: Sequence[Record]) -> Plate | None:
         f"paper does not say which of them it measured. ÷ {study.ema}'s: the ratio at the same rate, seed by seed."
     )
     if long:
-        title = "Table 1: losses and FID beside the paper's"
+        title = f"Table 1: losses and FID beside the paper's, with {in_words(study.ema)}"
         fids = ways.fid_effect(records, study)
         order = f"at {ways.NOMINAL}, at {ways.EFFECTIVE} (the matched EMA) and at {ways.BEST}"
         ratios = f"BELAY's FID over the {fids.rival}'s {order}: {'; '.join(fids.cells)}."
-        result = ratios if fids else describe_sampling(records, study.name)
-        caption = f"Long runs, at the short runs' best rates and the paper's. {result}"
+        sampling = describe_sampling(records, study.name)
+        result = ways.sentence([ways.loss_effect(study), fids]) if fids else f" {sampling}"
+        caption = f"Long runs, at the short runs' best rates that lose no seed and at the paper's.{result}"
         notes: tuple[str, ...] = (cells, *_tuned_note(study))
-        notes += (describe_sampling(records, study.name),) if fids else ()
+        notes += (ratios, sampling) if fids else ()
         notes += (*_fid_note(records, study, fid_ratios), "FIDs of MNIST can be compared only within one study.")
     else:
         title = "Table 1: losses beside the paper's; the long runs with FID are still to come"
