@@ -213,3 +213,32 @@ def test_tensors_without_a_model_have_no_module_but_a_mapping() -> None:
     weight.sum().backward()
     optimizer.step()
     assert same(values_of(tensors), {"some.weight": torch.full((2,), 0.5)})
+
+
+def test_a_mapping_that_is_held_follows_layers_that_trade_places() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.ema(0.9))
+    held = belay.tensors()
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            for p in model.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+
+    train(17)
+    model[0], model[1] = model[1], model[0]
+    train(3)
+    expected = belay.average_state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in held.items())
+    model[0] = nn.Sequential(model[0])
+    assert set(held) == model.state_dict().keys()
+
+
+def test_modules_that_nobody_holds_are_forgotten_as_others_are_made() -> None:
+    model = nn.Linear(2, 2)
+    belay = tb.Belay(model, torch.optim.SGD(model.parameters(), lr=0.1), tb.methods.ema(0.9))
+    for _ in range(5):
+        belay.module()
+    assert len(belay._parts.live.modules) <= 2

@@ -355,3 +355,14 @@ def test_a_first_step_that_is_still_under_way_is_seen() -> None:
 def test_what_steps_by_hand_is_called_so() -> None:
     assert "steps by hand" in repr(tb.Belay(mlp(), None, EMA))
     assert "by hand" not in repr(attached(EMA)[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bool, torch.uint16])
+def test_the_optimizer_may_hold_what_cannot_be_computed_with(dtype: torch.dtype) -> None:
+    model = nn.Linear(2, 2)
+    model.register_parameter("k", nn.Parameter(torch.ones(2).to(dtype), requires_grad=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, lambda name, _: None if name == "k" else tb.methods.ema(0.9))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert belay.step == 1

@@ -32,9 +32,11 @@ class LiveTensors(Mapping[str, Tensor]):
         return (self._waiting()[name] if entry is None else entry.w2).detach()
 
     def __iter__(self) -> Iterator[str]:
+        self._settle()
         return iter([*self.average.entries, *self._waiting()])
 
     def __len__(self) -> int:
+        self._settle()
         return len(self.average.entries) + len(self._waiting())
 
     # One mapping is not another, and to compare tensors is not what == would mean.
@@ -55,7 +57,7 @@ class Live:
         """Let a module be an average from now on, for as long as somebody holds it."""
         new = LiveModule(origin, module)
         new.follow(moved=False, first=True)
-        self.modules = [*(each for each in self.modules if not each.contains(module)), new]
+        self.modules = [*(each for each in self.modules if each.is_alive() and not each.contains(module)), new]
 
     def add_mapping(
         self, average: WholeAverage, waiting: Callable[[], Mapping[str, Tensor]], settle: Callable[[], None]

@@ -86,7 +86,7 @@ def _first_overlap(cluster: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
     taken = _Map(map(local, cluster))
     for i, t in enumerate(cluster):
         if taken.has(local(t)):
-            return next(other for other in cluster[:i] if _overlap(local(other), local(t))), t
+            return next(other for other in cluster[:i] if overlaps(local(other), local(t))), t
         taken.mark(local(t))
     return None
 
@@ -162,7 +162,7 @@ class _Map:
         return self._taken.as_strided([*sizes, many], [*strides, 1], (t.data_ptr() - self._start) // self._unit)
 
 
-def _overlap(x: Tensor, y: Tensor) -> bool:
+def overlaps(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors of a cluster have an element in common."""
     if end(x) <= y.data_ptr() or end(y) <= x.data_ptr():
         return False

@@ -49,21 +49,21 @@ class Part:
         """Begin the averages, unless they begin later."""
         if self.options.start == 0:
             self.averages.begin(names)
-        self.unseen = Unseen(self.averages.parameters)
+        self.unseen = Unseen(self.averages)
         self.stepper.before_the_first = partial(self.unseen.look_before_the_first, self.averages)
 
     def remember_weights(self) -> None:
         """Take the weights as they are now for those that belong to the averages."""
         self.stepper.takeover.forget()
         if not self.stepper.steps_seen:
-            self.unseen.remember(self.averages.parameters)
+            self.unseen.remember(self.averages)
 
     def warn_of_unseen(self) -> None:
         """Warn if the weights have changed and no step was seen, or if another optimizer steps them now."""
         stepper = self.stepper
         if stepper.attached and not stepper.is_inside and not company.own_tensors():  # inside, they may have moved
             if not stepper.steps_seen:
-                self.unseen.look(self.averages.parameters, self.optimizer, self._is_stepped)
+                self.unseen.look(self.averages, self.optimizer, self._is_stepped)
             else:
                 stepper.takeover.look()
 

@@ -60,6 +60,7 @@ class Parts:
         self.group = slices.group if slices is not None else None if self.team is None else self.team.group
         self.model, self._options, self.live = model, options, Live()
         self.member, self._initial = company.Member(self.live, ref(self)), Initial(kept=options.keep_initial)
+        self.departures: Departures | None = None  # from when it is attached
         self.saved_with_optimizer = self.weights_ride = False  # an optimizer's state has averages; has own weights too
         others = replace(options, buffers="ignore")
         self.each = [
@@ -121,9 +122,9 @@ class Parts:
         names = modules.names_by_id(self.model)
         for part in self.each:
             part.begin(names)  # this may refuse; nothing is attached then
-        departures = Departures(self.model, [part.averages for part in self.each])
+        self.departures = Departures(self.model, [part.averages for part in self.each])
         for part in self.each:
-            part.stepper.look_at_names = departures.look
+            part.stepper.look_at_names = self.departures.look
             part.stepper.attach()
         company.join(self.member, replace=replace)
 
@@ -166,6 +167,8 @@ class Parts:
         """Wait until weights and averages are what the last step, or the last block, has made of them."""
         self.wait()
         self.member.settled_swap()
+        if self.member.swap is None and self.departures is not None and not self.departures.is_known():
+            self.follow_model()
 
     def parameters(self) -> list[Tensor]:
         """Return what the optimizers hold."""

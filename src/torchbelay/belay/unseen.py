@@ -11,7 +11,6 @@ from torchbelay.ops.devices import is_capturing
 from torchbelay.physics.warnings import warn
 
 from .hooks import in_a_step
-from .parameters import Parameters
 from .shard import local
 from .team import Team
 
@@ -21,9 +20,11 @@ Number = complex  # or a float
 class Averaged(Protocol):
     """Averages of parameters."""
 
-    parameters: Parameters
     began: bool
     team: Team | None
+
+    def followed(self) -> list[tuple[str, Tensor]]:
+        """Return the name and the tensor of every parameter that is averaged, or will be."""
 
 
 class _Numbers(NamedTuple):
@@ -45,26 +46,26 @@ class Unseen:
     loaded then.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, averages: Averaged) -> None:
         self._warned = False
         self._expected = in_a_step()  # weights may change before the first step that is seen
-        self.remember(parameters)
+        self.remember(averages)
 
-    def remember(self, parameters: Parameters) -> None:
+    def remember(self, averages: Averaged) -> None:
         """Take the weights as they are now for those that belong to the averages. The numbers are kept on the host."""
         self._numbers: dict[int, Number] | None = {}
-        for some in _last_numbers(parameters.all):
+        for some in _last_numbers(_weights(averages)):
             self._numbers |= dict(zip(some.ids, some.numbers.tolist(), strict=True))
 
     def forget(self) -> None:
         """Wait for the next look: after a state was loaded, the model's own weights may follow."""
         self._numbers, self._expected = None, True
 
-    def look(self, parameters: Parameters, optimizer: Optimizer | None, is_seen: Callable[[], bool]) -> None:
+    def look(self, averages: Averaged, optimizer: Optimizer | None, is_seen: Callable[[], bool]) -> None:
         """Warn if the weights are not what they were, unless another thread is taking the first step, or just has."""
         if self._numbers is None:
-            self.remember(parameters)
-        elif not self._warned and any(_differ(some, self._numbers) for some in _last_numbers(parameters.all)):
+            self.remember(averages)
+        elif not self._warned and any(_differ(some, self._numbers) for some in _last_numbers(_weights(averages))):
             if is_seen():
                 return
             self._warned = True
@@ -76,7 +77,7 @@ class Unseen:
             return
         if averages.team is not None:  # workers may begin at weights of their own
             return
-        held = averages.parameters.all
+        held = _weights(averages)
         if any(map(is_capturing, {p.device for p in held})):  # the host cannot ask a device then
             return
         if any(_differ(some, self._numbers, _ROUNDING) for some in _last_numbers(held)):
@@ -103,6 +104,11 @@ def _cure(optimizer: Optimizer | None) -> str:
     )
 
 
+def _weights(averages: Averaged) -> list[Tensor]:
+    """Return what is averaged, or will be: the optimizer may hold tensors that cannot be computed with."""
+    return [weight for _, weight in averages.followed()]
+
+
 def _last_numbers(tensors: Iterable[Tensor]) -> list[_Numbers]:
     """Return the last number of what this rank has of each tensor, for all tensors of a device and dtype together."""
     alike: dict[tuple[torch.device, torch.dtype], dict[int, Tensor]] = {}
@@ -119,6 +125,8 @@ def _differ(now: _Numbers, old: dict[int, Number], rounding: float = 0.0) -> boo
     A change of less than `rounding` of the largest of them is none.
     """
     known = [old.get(key, number) for key, number in zip(now.ids, now.numbers.tolist(), strict=True)]
+    if not now.numbers.is_complex():  # complex weights may have been made real
+        known = [number.real for number in known]
     then = torch.stack([torch.full((), number, dtype=now.numbers.dtype, device="cpu") for number in known])
     changed = (now.numbers != then) & ~(now.numbers.isnan() & then.isnan())
     if rounding:

@@ -42,9 +42,9 @@ class Assembly:
                 self._add_combined(solution)
             for name, snapshot in copied.items():
                 self._add_copied(name, self._file(snapshot.path))
-            tied = solutions[0].snapshots[-1].tied
+            tied, order = solutions[0].snapshots[-1].tied, solutions[0].snapshots[-1].order
             for others in map(self._file, rest):
-                for name in others.names:
+                for name in others.names if not order else [name for name in others.names if name in order]:
                     if name not in self.entries and tied.get(name) not in self.entries:
                         self._add_copied(name, others)
             self.further: dict[str, list[str]] = {}

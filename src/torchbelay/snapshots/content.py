@@ -5,7 +5,7 @@ waits for `Content.ready`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,17 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from torchbelay.belay import Belay, modules
-from torchbelay.belay.average import MAIN, Average, Entry
-from torchbelay.belay.cohort import Cohort, varies
-from torchbelay.belay.overlap import has_memory, place
+from torchbelay.belay.aliases import aliased
+from torchbelay.belay.average import MAIN, Average
+from torchbelay.belay.overlap import has_memory, overlaps, place, sharing_memory
 from torchbelay.belay.shard import is_sharded, local, with_local
-from torchbelay.physics.identity import describe
-from torchbelay.physics.method import Method
 from torchbelay.physics.warnings import warn
 
-from .folder import Snapshot, Story, Told, file_name
+from .folder import MIXED, RENAMED, Snapshot, Told, file_name
+from .names import Names
 from .session import Session
-from .targets import parse
+from .stories import text_of, told_of
 
 GIVEN = "rates given to update()"  # a table that no history has
 CHANGED = "another method before"  # likewise
@@ -55,6 +54,7 @@ class Source:
         self.given = False  # whether the main average ever moved at a rate that was given for one step
         # averages whose method was changed in a part of the run that was recorded before
         self.changed: set[str] = set()
+        self.names = Names()
 
     def chosen(self, averages: Sequence[str] | None) -> tuple[str, ...]:
         """Return the names of the averages to record; all, if none are given."""
@@ -72,11 +72,14 @@ class Source:
         """Learn from snapshots what no state tells of the averages in the last of these sessions; `anew`, nothing."""
         if anew:
             self.given, self.changed = False, set()
+            self.names = Names()
         for each in snapshots:
             if each.sessions[-1] in sessions and each.sessions[-1].begin == sessions[-1].begin:
                 tables = {story.table for story in each.told.stories}
                 self.given |= GIVEN in tables
                 self.changed |= {str(each.average)} if CHANGED in tables else set()
+                stories = {name: each.told.of(name) for name in each.told.other}
+                self.names.exchanged |= {name for name, told in stories.items() if told and told.table == RENAMED}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what no state of the Belay tells of its averages."""
@@ -162,13 +165,38 @@ class Source:
         """Return the parameters that a snapshot holds: those of the optimizers, by name."""
         held = {id(p) for p in self.parts.parameters()}
         held |= {id(e.w1) for part in self.parts.each for e in part.averages.entries()}
-        return {name: p for name, p in modules.named_parameters(self.model).items() if id(p) in held}
+        named = modules.named_parameters(self.model)
+        return {n: p for n, p in named.items() if id(p) in held and (p.is_floating_point() or p.is_complex())}
 
     def rest(self) -> dict[str, Tensor]:
         """Return the parameters that no snapshot of an average holds, because no optimizer trains them now."""
-        trained = {_identity(p) for p in self.trained().values()}
+        trained = self.trained()
+        same, inside = {_identity(p) for p in trained.values()}, self._aliases(trained)
         parameters = modules.named_parameters(self.model)
-        return {n: p.detach() for n, p in parameters.items() if _identity(p) not in trained}
+        return {n: p.detach() for n, p in parameters.items() if _identity(p) not in same and n not in inside}
+
+    def _aliases(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
+        """Return what lies in the memory of trained parameters, as a part or a transpose of one: name -> theirs."""
+        if self.sharded:
+            return {}
+        same, names = {_identity(p) for p in trained.values()}, {id(p): name for name, p in trained.items()}
+        others = {n: t for n, t in _slots(self.model) if n not in trained and _identity(t) not in same}
+        given = {id(t): t for t in [*trained.values(), *others.values()] if has_memory(t)}
+        found: dict[str, list[str]] = {}
+        for cluster in map(set, sharing_memory(given)):
+            owners = [names[key] for key in cluster if key in names]
+            for name, t in others.items() if owners else ():
+                under = sorted(n for n in owners if id(t) in cluster and overlaps(trained[n], t))
+                if under:
+                    found[name] = under
+        return found
+
+    def _follow_names(self) -> None:
+        """Call every average by the name that the model has for its parameter now, if it has one for each."""
+        names = modules.names_by_id(self.model)
+        for part in self.parts.each:
+            if all(id(e.w1) in names for e in part.averages.entries()):
+                part.averages.refresh_names(names)
 
     def buffers(self, name: str | None) -> dict[str, Tensor]:
         """Return the buffers that belong to an average, or to the weights."""
@@ -186,25 +214,28 @@ class Source:
     def take(self, name: str | None, step: int, sessions: tuple[Session, ...]) -> Content:
         """Copy an average, or the weights if `name` is None."""
         self.parts.wait()
+        self._follow_names()
         trained = self.trained()
-        tensors: dict[str, Tensor] = dict(trained)
-        if name is not None:
-            tensors |= {e.name: e.value for e in self.parts.averages[name].entries.values()}
-        dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in trained.items() if p.dtype != tensors[n].dtype}
-        buffers = self.buffers(name)
+        self.names.look(trained)
+        first, slots = tied(self.model, trained), dict(_slots(self.model))
+        aliases = self._aliases(trained)
+        own: dict[str, Tensor] = {**trained, **{n: slots[n] for n in aliases}}
+        tensors = own | self._values(name, {n: slots[n] for n in aliases})
+        dtypes = {n: str(t.dtype).removeprefix("torch.") for n, t in own.items() if t.dtype != tensors[n].dtype}
+        buffers = {n: b for n, b in self.buffers(name).items() if n not in aliases and first.get(n) not in trained}
         tensors |= buffers
         about = Snapshot(
             path=Path(file_name(step, name, sharded=self._is_spread(tensors))),
             step=step,
             average=name,
             sessions=sessions,
-            told=Told() if name is None else self._told(name, trained),
-            pull=self._told(MAIN, trained) if self.pulls else Told(),
-            counts=self._counts(trained, step),
+            told=Told() if name is None else self._told(name, trained, aliases),
+            pull=self._told(MAIN, trained, aliases) if self.pulls else Told(),
+            counts=self._counts(trained, aliases, step),
             copied=frozenset(buffers),
-            tied=tied(self.model, trained),
+            tied=first,
             dtypes=dtypes,
-            order=tuple(name for name, _ in _slots(self.model)),
+            order=tuple(slots),
         )
         return Content({key: host_copy(t) for key, t in tensors.items()}, about, events(tensors))
 
@@ -212,14 +243,31 @@ class Source:
         """Whether ranks write a snapshot of these tensors together."""
         return self.parts.slices is not None or any(map(is_sharded, tensors.values()))
 
-    def _told(self, name: str, trained: Iterable[str]) -> Told:
-        found = told_of(name, self.parts.averages[name].entries, self.belay._options.every, trained)
-        table = GIVEN if name == MAIN and self.given else CHANGED if self._is_changed(name) else None
-        if table is None:
-            return found
-        return Told(tuple(story._replace(table=table) for story in found.stories), found.other)
+    def _values(self, name: str | None, aliases: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the values of an average, by the names of its parameters and of what lies in their memory."""
+        if name is None:
+            return {}
+        entries = self.parts.averages[name].entries.values()
+        found = {e.name: e.value for e in entries}
+        if aliases:
+            shown = aliased(modules.tensors(self.model), {id(e.w1): e.value for e in entries})
+            found |= {n: shown[id(t)].value for n, t in aliases.items() if id(t) in shown}
+        return found
 
-    def _counts(self, trained: Mapping[str, nn.Parameter], step: int) -> dict[str, int]:
+    def _told(self, name: str, trained: Iterable[str], aliases: Mapping[str, Sequence[str]]) -> Told:
+        entries = self.parts.averages[name].entries
+        owned = {n: [entries[each] for each in owners if each in entries] for n, owners in aliases.items()}
+        every = entries | {n: replace(some[0], name=n) for n, some in owned.items() if some}
+        found = told_of(name, every, self.belay._options.every, [*trained, *aliases])
+        table = GIVEN if name == MAIN and self.given else CHANGED if self._is_changed(name) else None
+        if table is not None:
+            found = Told(tuple(story._replace(table=table) for story in found.stories), found.other)
+        mixed = {n for n, some in owned.items() if len({(id(e.method), e.born) for e in some}) > 1}
+        return found.marked(self.names.exchanged, RENAMED).marked(mixed, MIXED)
+
+    def _counts(
+        self, trained: Mapping[str, nn.Parameter], aliases: Mapping[str, Sequence[str]], step: int
+    ) -> dict[str, int]:
         """Return the steps of tensors whose own optimizer has taken another number of them."""
         names = {id(p): name for name, p in trained.items()}
         found: dict[str, int] = {}
@@ -227,7 +275,7 @@ class Source:
             if part.clock.count != step:
                 held = (names[id(p)] for p in part.averages.parameters.all if id(p) in names)
                 found |= dict.fromkeys(held, part.clock.count)
-        return found
+        return found | {n: found[owners[0]] for n, owners in aliases.items() if owners[0] in found}
 
 
 def _common(counts: Sequence[int]) -> int:
@@ -277,60 +325,3 @@ def events(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
         event.record(torch.cuda.current_stream(device))
         events.append(event)
     return tuple(events)
-
-
-# Stories ------------------------------------------------------------------------------------------------------------
-
-
-def text_of(method: Method) -> tuple[str, bool]:
-    """Return a method as a text, and whether the text alone tells all of its couplings."""
-    try:
-        text = describe(method)
-    except ValueError:
-        return type(method).__qualname__, False
-    if not type(method).__module__.startswith("torchbelay.physics."):  # a class of the user's may have any name
-        return text, False
-    return text, _numbered(method) and _can_be_read(text)
-
-
-@cache
-def _can_be_read(text: str) -> bool:
-    """Whether a text makes its method again; asked once, for reading a text takes a millisecond of a step."""
-    try:
-        parse(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _numbered(method: Method) -> bool:
-    """Whether the number of a step is all that its coupling depends on."""
-    return varies(method) in ("never", "step")
-
-
-def told_of(average: str, entries: Mapping[str, Entry], every: int, trained: Iterable[str]) -> Told:
-    """Return how the average of each parameter came about."""
-    texts = {id(m): text_of(m) for m in {id(e.method): e.method for e in entries.values()}.values()}
-    stories: dict[Story, int] = {}
-    other: dict[str, int] = {}
-    for e in entries.values():
-        text, known = texts[id(e.method)]
-        table = None if known else _table_name(average, text, 0 if _numbered(e.method) else e.group, e.born)
-        number = stories.setdefault(Story(text, e.born, every, table), len(stories))
-        if number:
-            other[e.name] = number
-    return Told(tuple(stories), other | dict.fromkeys(set(trained) - entries.keys(), -1))
-
-
-def _table_name(average: str, text: str, group: int, born: int) -> str:
-    return f"{average}: {text} of group {group} since step {born}"
-
-
-def untold(average: Average) -> dict[str, Cohort]:
-    """Return the tables of couplings that an average needs, each with a cohort that moves by them."""
-    found: dict[str, Cohort] = {}
-    for cohort in average.cohorts:
-        text, known = text_of(cohort.method)
-        if not known:
-            found.setdefault(_table_name(average.name, text, cohort.group or 0, cohort.born), cohort)
-    return found

@@ -45,6 +45,11 @@ _OLD_REST = ("rest.safetensors", "rest.dcp")  # what earlier versions wrote
 _HISTORY = re.compile(r"history\.([\w-]+)\.(\d+)-(\d+)\.safetensors")
 
 
+# tables that no history has, and why the average of a tensor is not told
+RENAMED = "its name was that of another parameter before"
+MIXED = "it lies in the memory of several parameters, whose averages move differently"
+
+
 class Story(NamedTuple):
     """How an average came about: its method, the steps taken before it began, and how often it is coupled.
 
@@ -67,6 +72,16 @@ class Told(NamedTuple):
         """Return the story of a tensor."""
         number = self.other.get(name, 0 if self.stories else -1)
         return None if number < 0 else self.stories[number]
+
+    def marked(self, names: Iterable[str], table: str) -> "Told":
+        """Return the same with another table of couplings for some tensors, as far as they are averages."""
+        stories, other = list(self.stories), dict(self.other)
+        for name in sorted(names):
+            if (story := self.of(name)) is not None:
+                if story._replace(table=table) not in stories:
+                    stories.append(story._replace(table=table))
+                other[name] = stories.index(story._replace(table=table))
+        return Told(tuple(stories), other)
 
     @classmethod
     def read(cls, found: Any) -> "Told":

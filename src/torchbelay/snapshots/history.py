@@ -14,10 +14,10 @@ from torchbelay.belay.average import Average
 from torchbelay.belay.cohort import Cohort
 from torchbelay.belay.plan import Work
 
-from .content import untold
 from .folder import Folder
 from .profiles import couplings
 from .session import Session
+from .stories import untold
 
 Run = tuple[int, float, float, float, float]
 Numbers = tuple[float, float, float, float]

@@ -5,7 +5,7 @@ that joined the optimizer later, there are several.
 """
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torchbelay.physics.methods import power_ema
 from torchbelay.physics.warnings import warn
 
 from .dynamics import Dynamics, Stories, method_of
-from .folder import Folder, Snapshot, Story
+from .folder import MIXED, RENAMED, Folder, Snapshot, Story
 from .least_squares import Column, Combination, Norm, combine, combine_powers, combine_profiles, matrix
 from .profiles import profile
 from .targets import Aim, Target, aim_at, decay, label, window
@@ -94,7 +94,8 @@ class Solver:
     def _group(self, names: Sequence[str], contents: Sequence[Mapping[str, torch.dtype]]) -> "_Group":
         name = names[0]
         snapshots = {each: held[name] for each, held in zip(self.usable, contents, strict=True) if name in held}
-        snapshots = _since_last_birth(name, snapshots)
+        _refuse_untold(name, snapshots)
+        snapshots = _since_last_birth(name, snapshots, self._least_born())
         at, part = self._own_step(name, list(snapshots)), self._own_begin(name, list(snapshots))
         born = min((story.born for each in snapshots if (story := each.story(name)) is not None), default=part)
         begin = born if self._joined_late(born, snapshots) else part
@@ -113,6 +114,11 @@ class Solver:
                 "that were not recorded; record averages that only watch, as torchbelay.snapshots.defaults()"
             )
         return _Group(tuple(names), tuple(known), dynamics, at, begin, part)
+
+    def _least_born(self) -> int | None:
+        """Return when the first averages began; None if optimizers that count their own steps can not be compared."""
+        born = [story.born for each in self.usable for story in each.told.stories]
+        return None if not born or any(each.counts for each in self.usable) else min(born)
 
     def _joined_late(self, born: int, snapshots: Container[Snapshot]) -> bool:
         """Whether a tensor of these snapshots joined the optimizer when averages of others had begun."""
@@ -239,13 +245,28 @@ def _combine_profiles(group: _Group, target: Target) -> Combination:
     return Combination(weights, found.condition)
 
 
-def _since_last_birth(name: str, snapshots: Mapping[Snapshot, torch.dtype]) -> dict[Snapshot, torch.dtype]:
+def _refuse_untold(name: str, snapshots: Iterable[Snapshot]) -> None:
+    """Refuse a tensor whose average no snapshot can tell from some step on."""
+    for each in snapshots:
+        story = each.story(name)
+        if story is not None and story.table in (RENAMED, MIXED):
+            raise ValueError(
+                f"no snapshot from step {each.step} on tells the average of {name!r}: {story.table}; choose at= before "
+                "that step, or record to a new folder from then on"
+            )
+
+
+def _since_last_birth(
+    name: str, snapshots: Mapping[Snapshot, torch.dtype], least: int | None
+) -> dict[Snapshot, torch.dtype]:
     """Return the snapshots since the averages of a tensor last began: it may have left the optimizer and joined again.
 
     No update leads there from the snapshots before, for nothing tells what happened to the tensor in the meantime.
+    `least` is when averages of the first tensors began: one that began later has no use of anything before.
     """
     births: dict[str | None, int] = {}
-    last = -1
+    born = min((story.born for each in snapshots if (story := each.story(name)) is not None), default=-1)
+    last = born if least is not None and born > least else -1
     for each in snapshots:
         if (story := each.story(name)) is not None and story.born > births.setdefault(each.average, story.born):
             births[each.average] = last = story.born

@@ -204,8 +204,9 @@ def test_fids_are_compared_each_at_its_own_best_rate(planned: dict[str, Plate]) 
     order = "at equal nominal rate, at equal effective rate (the matched EMA) and at each one's best"
     assert f"BELAY's FID over the EMA's {order}: –; –; {ratio}." in planned["mnist-table1"].notes
     losses = "0.996 to 1.29, 0.986 to 1.30, 1.066"
-    said = f" BELAY ÷ EMA at equal nominal rate, equal effective rate (matched EMA) and each one's best: test loss {losses}"
-    assert planned["mnist-table1"].caption.endswith(f"{said}; FID not run, not run, 0.800.")
+    three = "BELAY ÷ EMA at equal nominal rate, equal effective rate (matched EMA) and each one's best"
+    said = f" {three}: test loss {losses}; FID not run, not run, 0.800."
+    assert planned["mnist-table1"].caption.endswith(said)
     few = drawn(with_table1(score_records.mnist(), without(table1(fid_seeds=1), arm="matched EMA")))["mnist-table1"]
     ones = "BELAY ÷ EMA 0.800 (one seed), 1 of 3 seeds drawn; BELAY m1 2e4 ÷ EMA 1.20 (one seed), 1 of 3 seeds drawn."
     assert f"seed by seed: {ones}" in full_text(few)
