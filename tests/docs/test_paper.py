@@ -153,11 +153,21 @@ def parameters_table() -> str:
         ("`m2`", "mass of the average", "g", "kg", *(f"{s.m2:g}" for s in springs), f"{scaled.m2:.4g} on CIFAR-10"),
         ("`c1`, `c2`", "damping", "N·s/m", "N·s/m", *["2·m"] * 3, "2·m, and critical in C16"),
         ("`g`", "force: minus the gradient, or the optimizer's direction", "N", "N", *["–"] * 3, "–"),
-        ("`η`", "learning rate", "s²/m", "s²/kg", "0.001 to 0.15", "0.05", "not printed", "see the figures"),
+        ("`η`", "learning rate", "s²/m", "s²/kg", "0.001 to 0.15", "0.05", "not printed", _rates_of_images()),
         ("`Δt`", "time step", "s", "s", "1", "1", "1", "1"),
     ]
     columns = ("", "meaning", "printed unit", "right unit", "plane", "MNIST", "CIFAR-10", "ours, if different")
     return table(columns, rows)
+
+
+def _rates_of_images() -> str:
+    """Return the learning rates of our runs of images."""
+    rates = {
+        name: sorted({line["lr"] for part in parts for line in kept_records.lines(part) if line["kind"] == "run"})
+        for name, parts in {"MNIST": ("mnist", "figure4", "readings"), "CIFAR-10": ("cifar10",)}.items()
+    }
+    ends = {name: " to ".join(f"{lr:g}" for lr in dict.fromkeys((some[0], some[-1]))) for name, some in rates.items()}
+    return ", ".join(f"{text} on {name}" for name, text in ends.items())
 
 
 def scaling_text() -> str:
@@ -427,7 +437,7 @@ def test_what_is_said_of_the_papers_ema_follows_too() -> None:
     words = {1: "one", 2: "two", 3: "three"}
     losses, fids = (words[len(seeds)] for seeds in ({line["seed"] for line in own["figure4"]}, sampled))
     said = f"{losses} seeds" if losses == fids else f"losses of {losses} seeds, FIDs of {fids} so far"
-    assert f"drawn, {said} |" in page()
+    assert f"drawn, {said}: [the table above]" in page()
 
 
 def test_what_is_said_of_the_readings_follows_too() -> None:

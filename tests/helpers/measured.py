@@ -237,10 +237,11 @@ def advice_from_one_run() -> str:
     """Return what advice from one run of a network did to its loss."""
     every = [each for one in _advices().values() for each in one.all]
     lower, higher = (sum(each.ratio < 0.98 for each in every), sum(each.ratio > 1.02 for each in every))
+    worse = sum(each.ratio > 1 for each in every)
     return (
-        f"From one run, it lowered the loss by more than 2% in {lower} of {len(every)} cases and raised it by more "
-        f"than 2% in {higher}: to {spread([each.ratio for each in every])} times the run's. {_within(every)} advices "
-        f"are within 10% of the best of {_grid(_advices())} settings."
+        f"From one run, it lowered the loss by more than 2% in {lower} of {len(every)} cases and raised it in {worse}, "
+        f"by more than 2% in {higher}: to {spread([each.ratio for each in every])} times the run's. {_within(every)} "
+        f"advices are within 10% of the best of {_grid(_advices())} settings."
     )
 
 

@@ -175,7 +175,9 @@ def _notes(found: dict[str, Outcomes]) -> tuple[str, ...]:
         "problems, the search after a trial without it on the ring, the classifier and the autoencoder. The denoiser "
         "was not looked at before; one that predicts the noise in place of the image was, and every learning rate was "
         "within 2% of its best. Then a review found that the search took rates at which a quadratic diverges for runs "
-        "that were worse. All was measured again after that, with other seeds.",
+        "that were worse. All was measured again after that, with other seeds. Later the search for the best setting "
+        "of a quadratic was mended, which had stopped too soon, and all was measured again with the same seeds.",
+        "The best of the grid is the setting with the lowest mean loss over the seeds; a seed's own best may be lower.",
         *(
             f"{name}: an EMA of decay {about['decay']:g} at the best of its learning rates has {one.tuned:.2f} times "
             "the loss of the grid's best."

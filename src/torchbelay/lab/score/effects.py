@@ -258,7 +258,7 @@ def effects_table(found: Sequence[Effect], names: Mapping[str, str]) -> Table:
 
 
 def describe_better(found: Sequence[Effect], names: Mapping[str, str]) -> str:
-    """Return in how many comparisons BELAY is shown to be better, and in which, as text."""
+    """Return how many comparisons show which outcome, and in which BELAY is better, as text."""
     every = [
         (effect, f"{way} {lr:g}" if lr else way, each)
         for effect in found
@@ -271,8 +271,12 @@ def describe_better(found: Sequence[Effect], names: Mapping[str, str]) -> str:
         for effect, where, each in every
         if each.reading == "lower"
     ]
-    count = f"In {len(better) or 'none'} of these {len(every)} comparisons BELAY is shown to be better"
-    return f"{': '.join(filter(None, [count, '; '.join(better)]))}."
+    worse, equal, undecided = ([each.reading for *_, each in every].count(text) for text in ("higher", "equal", "open"))
+    count = (
+        f"Of these {len(every)} comparisons, BELAY is shown to be worse in {worse}, equal in {equal} and better in "
+        f"{len(better)}; {undecided} are undecided"
+    )
+    return f"{'. Better: '.join(filter(None, [count, '; '.join(better)]))}."
 
 
 def mean_fid(records: Sequence[Record], study: StudyResults, arm: str = BELAY) -> float | None:
