@@ -562,3 +562,53 @@ def test_weights_that_were_tied_before_the_average_begins_are_refused() -> None:
     model.bias.data = model.weight.data[0, :2]
     with pytest.raises(ValueError, match="share memory"):
         optimizer.step()
+
+
+# Moved inside a block -------------------------------------------------------------------------------------------------
+
+
+def transposed() -> nn.Module:
+    """A decoder whose weight is the encoder's, transposed; the optimizer has the encoder's alone."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    model[1].weight.data = model[0].weight.data.t()
+    return model
+
+
+@pytest.mark.parametrize("move", ["double", "half", "clone one", "clone both"])
+def test_what_lies_in_the_memory_of_weights_has_its_own_values_after_a_block_in_which_it_was_moved(move: str) -> None:
+    model = transposed()
+    one, other = model[0].weight, model[1].weight
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p is not other], lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.ema(0.9))
+    for _ in range(3):
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    expected = other.detach().clone()
+    with belay.averaged():
+        if move in ("double", "half"):
+            getattr(model, move)()
+        else:
+            other.data = other.data.clone()
+            if move == "clone both":
+                one.data = one.data.clone()
+    assert torch.equal(other.float(), expected.to(other.dtype).float())
+    assert torch.equal(one.float(), expected.t().to(one.dtype).float())
+
+
+def test_what_is_left_of_a_buffer_of_weights_has_its_own_values_if_one_of_them_was_moved_inside_a_block() -> None:
+    model = nn.Module()
+    model.register_buffer("flat", torch.randn(8))
+    model.a, model.b = nn.Parameter(model.flat[:3]), nn.Parameter(model.flat[3:8])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.ema(0.9))
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    expected = model.flat.clone()
+    with belay.averaged():
+        assert not torch.equal(model.flat, expected)
+        model.a.data = model.a.data.clone()
+    assert torch.equal(model.flat, expected)
+    assert torch.equal(torch.cat([model.a, model.b]), expected)

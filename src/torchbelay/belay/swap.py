@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torchbelay.ops.trade import Trade
 from torchbelay.physics.readouts import Readout
 
 from .average import Entry, WholeAverage
-from .overlap import has_memory, place, sharing_memory
+from .overlap import has_memory, in_memory_of, place, sharing_memory
 from .readout import Reading
 from .shard import is_sharded, loaded, local, reshard, with_local
 from .signals import signals_held
@@ -27,6 +27,14 @@ class _Late(NamedTuple):
 
     weights: dict[int, Tensor]
     done: bool = False  # the average is in its own memory again
+
+
+class _Rider(NamedTuple):
+    """A parameter that is not averaged, in the memory of weights: it goes with these, unless it is moved inside."""
+
+    parameter: Tensor
+    own: Tensor
+    place: tuple[Any, ...]
 
 
 class Swap:
@@ -64,6 +72,9 @@ class Swap:
         # if these traded contents one by one, they would mix them
         homes = {key: home for key, home in self._homes.items() if has_memory(home)}
         shared = {key for cluster in sharing_memory(homes) for key in cluster}
+        others = [p for p in model.parameters() if id(p) not in self._homes]
+        riding = in_memory_of((e.w1 for e in average.entries.values()), others) if others else set()
+        self._riders = [_Rider(p, p.detach().clone(), place(local(p))) for p in others if id(p) in riding]
         self._traded: list[Entry] = []
         self._aside: dict[int, Tensor] = {}
         for e in average.entries.values():
@@ -156,9 +167,15 @@ class Swap:
         for e in self.average.entries.values():
             home, now = self._homes[id(e.w1)], local(e.w1)
             own = aside.get(id(e.w1), home)
-            if own is not home or place(home) != place(now):
+            moved = place(home) != place(now)
+            if own is not home and moved and has_memory(home):
+                home.copy_(own)  # other tensors may still lie there
+            if own is not home or moved:
                 _place(e.w1, own)
             changes |= {(home.device, now.device), (home.dtype, now.dtype)}
+        for rider in self._riders:
+            if place(local(rider.parameter)) != rider.place:
+                _place(rider.parameter, rider.own)
         if self._buffers is not None:
             self._buffers.restore(changes)
         forget_computed()
