@@ -129,3 +129,29 @@ def test_curvatures_may_come_one_by_one() -> None:
 
 def test_directions_are_tuples() -> None:
     assert Direction(1.0, 2.0, 3.0, 4.0) == (1.0, 2.0, 3.0, 4.0)
+
+
+def test_before_the_first_step_the_loss_is_that_of_the_start() -> None:
+    problem, ema = Quadratic.of([1.0, 0.1], noise=0.01), Coupling(0.0, 0.5, 1.0, 0.5)
+    assert problem.loss(ema, 0.5, 0) == problem.loss_free(0.9, 0.5, 0) == (problem.start, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("lr", "steps", "error", "message"),
+    [
+        (0.5, -5, ValueError, "steps=-5 is too small"),
+        (0.5, 2.5, TypeError, "steps=2.5 is not a whole number"),
+        (float("nan"), 3, ValueError, "lr=nan is out of range"),
+        (-0.5, 3, ValueError, "lr=-0.5 is out of range"),
+    ],
+)
+def test_a_loss_after_no_number_of_steps_or_at_no_rate_is_refused(
+    lr: float, steps: int, error: type[Exception], message: str
+) -> None:
+    problem = Quadratic.of([1.0, 0.1], noise=0.01)
+    for ask in (
+        lambda: problem.loss(Coupling(0.0, 0.5, 1.0, 0.5), lr, steps),
+        lambda: problem.loss_free(0.9, lr, steps),
+    ):
+        with pytest.raises(error, match=message):
+            ask()

@@ -11,7 +11,7 @@ from helpers.spectra import Case, best_of_grid, best_smooth_of_grid, losses, ran
 from torchbelay.physics import recommend_words, theta_floor
 from torchbelay.physics.quadratics import Direction, Quadratic
 from torchbelay.physics.recommend import MOST, SIMPLER, recommend
-from torchbelay.physics.run_fit import fit_run
+from torchbelay.physics.run_fit import RunFit, fit_run
 from torchbelay.physics.search import CLEAR, tune_free
 
 THREE = [2.0, 0.2, 0.02]
@@ -204,6 +204,42 @@ def test_rates_scale_with_the_curvatures_or_with_the_rate_of_the_best_ema() -> N
     assert known.alternatives["EMA"].lr == pytest.approx(7e-4)
     assert known.lr / 7e-4 == pytest.approx(one.lr / one.alternatives["EMA"].lr)
     assert known.best.limit / known.lr == pytest.approx(one.best.limit / one.lr)
+
+
+def noisy_run(problem: Quadratic, lr: float, steps: int) -> RunFit:
+    """A run with an EMA of rate 0.07, as its losses tell it."""
+    ema, weights = tb.Coupling(0.0, 0.07, 1.0, 0.07), tb.Coupling(0.0, 1.0, 1.0, 1.0)
+
+    def told(t: int) -> dict[str, float]:
+        w1, w2 = (0.1 + problem.loss(coupling, lr, t).total for coupling in (weights, ema))
+        return {"step": t, "lr": lr, "w1": w1, "w2": w2}
+
+    return fit_run([told(t) for t in range(5, steps + 1, 5)], decay=0.93)
+
+
+def test_no_learning_rate_is_told_above_the_limit_of_the_fitted_quadratic() -> None:
+    advice = recommend(100, curvatures=noisy_run(Quadratic.of([1.0], noise=3e-3), 1.9, 100))
+    assert advice.best.lrs[1] <= advice.best.limit
+    problem = Quadratic.of([1.0, 0.01], noise=1e-3)
+    advice = recommend(300, curvatures=[noisy_run(problem, lr, 300) for lr in (0.2, 0.4, 0.8, 1.6)])
+    assert advice.lr > advice.best.limit
+    assert "The quadratic that fits the best run diverges above 2.99" in " ".join(advice.explain().split())
+    assert "leave at most 10% more loss" not in advice.explain()
+
+
+def test_a_run_that_was_lost_right_above_the_best_one_bounds_the_search() -> None:
+    def run(lr: float, end: float) -> RunFit:
+        told = [{"step": t, "lr": lr, "w1": end + 0.5 * 0.9**t, "w2": end + 0.6 * 0.92**t} for t in range(0, 80, 4)]
+        return fit_run(told, decay=0.9)
+
+    runs = [run(0.1, 0.5), run(0.05, 0.6)]
+    assert recommend(76, curvatures=runs).lr > 0.1
+    assert recommend(76, curvatures=runs, lost=[0.105]).lr < 0.1
+
+
+def test_a_rate_that_only_denormal_numbers_hold_ends_the_search() -> None:
+    with pytest.raises((ArithmeticError, ValueError)):
+        recommend(20, curvatures=[1.0, 0.1], near=1e-319)
 
 
 def test_what_is_doubtful_is_said() -> None:

@@ -281,7 +281,7 @@ def test_a_search_goes_beyond_what_the_quadratic_of_the_best_run_bears_and_says_
     assert math.isfinite(up.loss.total)
     assert any("diverges above a learning rate of 2. Networks often bear more" in each for each in up.warnings)
     assert up.best.limit == up.alternatives["EMA"].limit == pytest.approx(2.0)  # of the quadratic as it was fitted
-    assert "Above 2 it diverges on the quadratic." in up.explain()
+    assert "The quadratic that fits the best run diverges above 2, and runs were made at higher rates" in up.explain()
     assert not any("begin at half of it" in each for each in up.warnings)
     down = recommend(500, curvatures=steep[::-1][:1], lost=[3.6])
     assert not any("diverges above" in each for each in down.warnings)

@@ -10,6 +10,8 @@ from typing import Any
 from torchbelay.physics.spring import Spring
 
 NAME = "options.json"
+_LONGEST = 1000  # characters of a method
+_TOO_MUCH = (RecursionError, OverflowError)  # nested too deep, or too large a number
 ADAM_BETA1 = 0.9  # of runs whose options do not have it: `torchbelay train` always had this one
 
 
@@ -33,13 +35,15 @@ def read_options(stats: Path) -> RunOptions | None:
         resolved = json.loads(path.read_text(encoding="utf-8"))["resolved"]
         method = _spring(resolved["method"])
         beta1 = float(resolved.get("beta1", ADAM_BETA1))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, *_TOO_MUCH) as error:
         raise ValueError(f"cannot read the decay and β1 of the run from {path} ({error!r}); {cure}") from error
     return RunOptions(path, method.decay, beta1, repr(method) if method.theta else None)
 
 
 def _spring(text: str) -> Spring:
     """Return the spring that a text tells, as `repr` writes it."""
+    if len(text) > _LONGEST:
+        raise ValueError(f"method is a text of {len(text):,} characters, and no spring")
     call = ast.parse(text, mode="eval").body
     name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
     if not isinstance(call, ast.Call) or name not in ("Spring", "Spring.ema"):

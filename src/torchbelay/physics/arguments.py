@@ -82,7 +82,7 @@ def share(name: str, value: float, new: float) -> float:
 
 def positive_or_inf(name: str, value: float) -> float:
     """Return `value` as a float if it is positive or infinite, else raise."""
-    if value == math.inf:
+    if plain(name, value) == math.inf:
         return math.inf
     try:
         return number(name, value, low=0)

@@ -131,15 +131,18 @@ class Quadratic:
 
     def loss(self, coupling: Coupling, lr: float, steps: int, momentum: float = 0.0) -> Split:
         """Return the expected loss of the average after a run that begins with w2 = w1; infinite if unstable."""
+        count = _checked(lr, steps)
+        if count == 0:
+            return Split(self.start, 0.0)
         if lr * self.largest >= stable_range(coupling, momentum):
             return Split(math.inf, math.inf)
         bias = noise = 0.0
-        for h, count, start, variance in self.directions:
+        for h, number, start, variance in self.directions:
             m, kick = step(coupling, lr * h, momentum)
-            after, moments = repeat(m, kick, steps)
+            after, moments = repeat(m, kick, count)
             w2 = apply(after, (1.0, 1.0, 0.0)[: len(m)])[1]
-            bias += count * h * start * w2 * w2 / 2
-            noise += count * h * variance * lr * lr * moments[1][1] / 2
+            bias += number * h * start * w2 * w2 / 2
+            noise += number * h * variance * lr * lr * moments[1][1] / 2
         return Split(bias, noise)
 
     def loss_free(self, beta: float, lr: float, steps: int) -> Split:
@@ -151,6 +154,8 @@ class Quadratic:
         From step 16 on, c is constant over spans in which t grows by an eighth, at the value that leaves as much of
         the earlier average as 1/t does.
         """
+        if _checked(lr, steps) == 0:
+            return Split(self.start, 0.0)
         if lr * self.largest >= stable_range(watch(1.0), 0.0):
             return Split(math.inf, math.inf)
         spans = [(centred(-beta, c).coupling(1, lr) if c < 1 else None, n) for c, n in _spans(steps)]
@@ -168,6 +173,13 @@ class Quadratic:
             bias += count * h * start * mean[1] ** 2 / 2
             noise += count * h * variance * lr * lr * moments[1][1] / 2
         return Split(bias, noise) if math.isfinite(bias + noise) else Split(math.inf, math.inf)
+
+
+def _checked(lr: float, steps: int) -> int:
+    """Return the number of steps; refuse one that is none, or a learning rate that is not a number of at least 0."""
+    if type(lr) is not float or not lr >= 0:  # a search asks ten thousands of times
+        arguments.number("lr", lr, low=0, open_low=False)
+    return steps if type(steps) is int and steps >= 0 else arguments.whole("steps", steps, low=0)
 
 
 def _spans(steps: int) -> Iterator[tuple[float, int]]:

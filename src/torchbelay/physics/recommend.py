@@ -9,7 +9,7 @@ quadratic: the advice is where to begin.
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from . import recommend_words
 from .inner_momentum import theta_floor
@@ -44,7 +44,7 @@ class Advice:
     beta1: float
     best: Setting
     alternatives: dict[str, Setting]  # "EMA" and "schedule-free", each at its best on the same quadratic
-    problem: Quadratic
+    problem: Quadratic  # in the units of the curvatures, also if `lr` gave the rates others
     warnings: tuple[str, ...] = field(default=())
     lr_unit: str | None = None  # what learning rates are multiples of; None if they are rates for the optimizer
     measured: bool = False  # the curvatures are those of a network, by `measure_curvatures`
@@ -143,7 +143,7 @@ def recommend(
     if asked.known:
         warnings += _warnings_near(told, best, free, asked)
     if asked.lr is None:
-        best, ema, free = (replace(each, limit=asked.limit_scale * each.limit) for each in (best, ema, free))
+        best, ema, free = (each.below(asked.limit_scale * each.limit) for each in (best, ema, free))
     else:
         scale = _scale(asked.lr, (best, ema, free), ema.lr)
         if not asked.is_typical:
@@ -223,15 +223,19 @@ def _warnings(problem: Quadratic, best: Setting, asked: Question) -> list[str]:
     elif asked.is_typical:
         found.append(recommend_words.TYPICAL)
     if best.loss.bias > 0.5 * problem.start:
-        found.append(
-            f"After {steps:,} steps most of the way is still to go: the run is too short for any average to matter."
-        )
+        short = "" if asked.known else ": the run is too short for any average to matter"
+        found.append(f"After {steps:,} steps most of the way is still to go{short}.")
     enough = math.ceil(SHORT / (1 - beta) * (1 - 1e-9))  # 1 − β1 has rounding, which may not add a step
     if steps < enough:
         what = f"few for a momentum of {beta:g}" if beta else "few"
         found.append(
             f"{steps:,} steps are {what}: errors still swing at the end, and what is best depends on where they stand "
             f"just then. Ask for at least {enough:,} steps."
+        )
+    if (many := len(asked.problem.directions)) > MOST and best.loss.noise < 0.01 * best.loss.total:
+        found.append(
+            f"Of {many:,} curvatures neighbours were merged into {MOST}: with so little noise, losses are told to "
+            "about a third of themselves."
         )
     if best.lr > best.limit / 2 and asked.region.case not in LINE_SEARCH:
         found.append(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from .methods.centred import centred
 from .region import LOUD, QUIET
+from .search import HIGHEST
 
 if TYPE_CHECKING:
     from .recommend import Advice
@@ -151,7 +152,7 @@ def _why(advice: "Advice") -> str:
             "longer memory more of the start would be left, with a shorter one more of the noise."
         )
     if theta == 0:
-        where = "here" if advice.near is None else "near the learning rate of the run"
+        where = f"with θ ≤ {HIGHEST:g}" if advice.near is None else "near the learning rate of the run"
         if math.isfinite(advice.region.highest_theta):
             where = "with θ ≤ 0 near the rates of the run"
         kind = "No" if _is_idle(advice) else "It is an ordinary EMA: no"
@@ -176,6 +177,8 @@ def _why(advice: "Advice") -> str:
             )
     else:
         said.append(f"θ = {theta:.3g} attracts, as BELAY does: the average pulls the weights back.")
+        if theta > 0.99 * HIGHEST:
+            said.append("The advice goes no higher; on this quadratic a higher one may leave less loss.")
     return " ".join(said)
 
 
@@ -188,6 +191,11 @@ def _range(advice: "Advice") -> str:
     free = not isinstance(advice.best.method, centred)
     above = "its first steps let the loss grow" if free else "it diverges on the quadratic"
     learning_rates = "Learning rates" if advice.near is None else "On the quadratic, learning rates"
+    if advice.lr >= advice.best.limit:
+        return (
+            f"The quadratic that fits the best run diverges above {_lr(advice, advice.best.limit)}, and runs were made "
+            "at higher rates: all losses here are those of the same quadratic with smaller curvatures."
+        )
     return (
         f"{learning_rates} from {_lr(advice, low)} to {_lr(advice, high)}, {wide}, leave at most 10% more loss. Above "
         f"{_lr(advice, advice.best.limit)} {above}."

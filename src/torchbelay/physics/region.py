@@ -62,7 +62,8 @@ class Region:
         """
         best, loss = min(runs, key=lambda run: run[1])
         below = max((run for run in runs if best / _WINDOW <= run[0] < best / SAME), default=None)
-        above = min((run for run in runs if best * SAME < run[0] <= best * _WINDOW), default=None)
+        # A rate above the best one is a neighbour, however near, if its run was lost.
+        above = min((r for r in runs if best * (SAME if r[1] < math.inf else 1) < r[0] <= best * _WINDOW), default=None)
         if below and above:
             vertex = _vertex(below, (best, loss), above)
             return cls((vertex / SAME, vertex * SAME), case="between")

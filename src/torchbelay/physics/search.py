@@ -22,10 +22,11 @@ AROUND = 1.15  # a learning rate is judged by the rates this many times smaller 
 SLOW = 3.0  # a learning rate of this over steps and curvature leaves e⁻³ of a distance: the lowest that is tried first
 WITHIN = 1.1  # the range of learning rates: those whose loss is at most this many times that of the best
 _THETAS = (-0.85, -0.6, -0.4, -0.2, 0.3)  # of the grids, beside 0
-_HIGHEST = 2.0  # θ, as with the paper's m1 = 10 and m2 = 20
+HIGHEST = 2.0  # θ, as with the paper's m1 = 10 and m2 = 20
 _SEARCHED = 16  # curvatures that the search looks at; more are merged
 _STARTS = 4  # places from which the search goes down
 _FREE_BETA = 0.9  # of schedule-free averaging
+_STRIDE = 1.06  # between learning rates that are looked at for the range: errors that swing make it narrow
 _END = 1.02  # a learning rate within this factor of an end is at it
 
 
@@ -43,6 +44,11 @@ class Setting:
     def width(self) -> float:
         """How many times the largest of `lrs` is the least."""
         return self.lrs[1] / self.lrs[0]
+
+    def below(self, limit: float) -> "Setting":
+        """Return the same with another limit, above which no learning rate is told."""
+        low, high = self.lrs
+        return replace(self, limit=limit, lrs=(min(low, limit), min(high, limit)))
 
 
 class _Landscape:
@@ -63,7 +69,7 @@ class _Landscape:
         if self.region.lrs:
             lr = min(max(lr, self.region.lrs[0]), self.region.lrs[1])
         theta = max(shift[0] - 1, CLEAR * theta_floor(self.beta, c)) if shift else 0.0
-        return min(theta, self.region.highest_theta, _HIGHEST), c, lr
+        return min(theta, self.region.highest_theta, HIGHEST), c, lr
 
     def loss(self, at: Point) -> float:
         """Return the mean loss at learning rates around that of a place."""
@@ -163,7 +169,7 @@ def tune_free(problem: Quadratic, steps: int) -> Setting:
     ends = [minimise(around, (math.log(share / problem.largest),), end=0.2) for share in shares]
     lr = math.exp(minimise(around, min(ends).at, size=0.1).at[0])
     limit = stable_range(watch(1.0), 0.0) / problem.largest  # of its first step, at which c = 1
-    lrs = _range(loss, lr)
+    lrs = _range(lambda each: problem.loss_free(_FREE_BETA, each, steps).total, lr)
     return Setting(schedule_free(_FREE_BETA), lr, problem.loss_free(_FREE_BETA, lr, steps), lrs, limit)
 
 
@@ -178,14 +184,14 @@ def _range(loss: Callable[[float], float], best: float) -> tuple[float, float]:
 
     def end(factor: float) -> float:
         inside, outside = best, best * factor
-        while loss(outside) <= allowed and 1e-6 < outside / best < 1e6:
+        while inside != outside and 1e-6 < outside / best < 1e6 and loss(outside) <= allowed:
             inside, outside = outside, outside * factor
         for _ in range(5):
             middle = math.sqrt(inside * outside)
             inside, outside = (middle, outside) if loss(middle) <= allowed else (inside, middle)
         return inside
 
-    return end(1 / 1.5), end(1.5)
+    return end(1 / _STRIDE), end(_STRIDE)
 
 
 def scaled(setting: Setting, scale: float) -> Setting:
