@@ -21,6 +21,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.step()
 
 
+def attach(model: nn.Module) -> tuple[torch.optim.Optimizer, tb.Belay]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return optimizer, tb.Belay(model, optimizer, EMA)
+
+
 class Row(nn.Module):
     """A weight, and a buffer that is a row of it."""
 
@@ -99,8 +104,7 @@ def layers(count: int) -> nn.Sequential:
 
 def test_layers_that_trade_places_are_refused_and_told(tmp_path: Path) -> None:
     model = layers(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, EMA)
+    optimizer, belay = attach(model)
     recorder = Recorder(belay, tmp_path, every=5)
     train(model, optimizer, 17)
     model[0], model[2] = model[2], model[0]
@@ -114,8 +118,7 @@ def test_layers_that_trade_places_are_refused_and_told(tmp_path: Path) -> None:
 
 def test_after_a_reset_names_that_were_exchanged_do_not_matter(tmp_path: Path) -> None:
     model = layers(2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, EMA)
+    optimizer, belay = attach(model)
     with Recorder(belay, tmp_path, every=5):
         train(model, optimizer, 7)
         model[0], model[1] = model[1], model[0]
@@ -128,8 +131,7 @@ def test_after_a_reset_names_that_were_exchanged_do_not_matter(tmp_path: Path) -
 @pytest.mark.filterwarnings("ignore:.* added to the optimizer")
 def test_a_layer_that_is_put_between_others_moves_their_names(tmp_path: Path) -> None:
     model = layers(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, EMA)
+    optimizer, belay = attach(model)
     with Recorder(belay, tmp_path, every=5):
         train(model, optimizer, 17)
         new = nn.Linear(4, 4)
@@ -143,8 +145,7 @@ def test_a_layer_that_is_put_between_others_moves_their_names(tmp_path: Path) ->
 
 def test_an_average_is_recorded_by_the_name_that_its_parameter_has_now(tmp_path: Path) -> None:
     model = layers(2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, EMA)
+    optimizer, belay = attach(model)
     with Recorder(belay, tmp_path, every=5):
         train(model, optimizer, 17)
         model[0] = nn.Sequential(model[0])
@@ -175,8 +176,7 @@ def test_a_parameter_that_left_before_its_first_snapshot_begins_when_it_comes_ba
 def test_whole_numbers_that_the_optimizer_holds_are_no_averages(tmp_path: Path) -> None:
     model = layers(1)
     model.register_parameter("k", nn.Parameter(torch.arange(3), requires_grad=False))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    belay = tb.Belay(model, optimizer, EMA)
+    optimizer, belay = attach(model)
     with Recorder(belay, tmp_path, every=5):
         train(model, optimizer, 7)
         model.k.data.add_(1)
