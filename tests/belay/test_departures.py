@@ -95,8 +95,8 @@ def test_several_optimizers_that_step_in_turn_share_their_looks(monkeypatch: pyt
     model, looks = mlp(), []
     optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
     tb.Belay(model, optimizers, EMA)
-    is_known = Departures.is_known
-    monkeypatch.setattr(Departures, "is_known", lambda self: looks.append(1) or is_known(self))
+    is_known = Departures._is_known
+    monkeypatch.setattr(Departures, "_is_known", lambda self: looks.append(1) or is_known(self))
     model(batch(0)).sum().backward()
     for _ in range(4 * EVERY):
         for optimizer in optimizers:

@@ -596,6 +596,20 @@ def test_what_lies_in_the_memory_of_weights_has_its_own_values_after_a_block_in_
     assert torch.equal(one.float(), expected.t().to(one.dtype).float())
 
 
+def test_a_buffer_that_is_ignored_has_its_own_values_after_a_block_in_which_it_was_moved() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.randn(3, 3))
+    model.register_buffer("row", model.weight.detach()[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    belay = tb.Belay(model, optimizer, tb.methods.ema(0.9), buffers="ignore")
+    model.weight.grad = torch.randn(3, 3)
+    optimizer.step()
+    expected = model.row.clone()
+    with belay.averaged():
+        model.double()
+    assert torch.equal(model.row, expected.double())
+
+
 def test_what_is_left_of_a_buffer_of_weights_has_its_own_values_if_one_of_them_was_moved_inside_a_block() -> None:
     model = nn.Module()
     model.register_buffer("flat", torch.randn(8))

@@ -235,6 +235,7 @@ def test_a_run_that_was_lost_right_above_the_best_one_bounds_the_search() -> Non
     runs = [run(0.1, 0.5), run(0.05, 0.6)]
     assert recommend(76, curvatures=runs).lr > 0.1
     assert recommend(76, curvatures=runs, lost=[0.105]).lr < 0.1
+    assert recommend(76, curvatures=runs, lost=[0.102]).lr < 0.1
 
 
 def test_a_rate_that_only_denormal_numbers_hold_ends_the_search() -> None:

@@ -55,13 +55,11 @@ class Departures:
             self._excused.remove(id(asking))
             return
         self._excused = {id(each) for each in self._everyone if each is not asking}
-        if not self.is_known():
+        if not self._ended and not self._is_known():
             self._look_closer([averages.parameters for averages in self._everyone])
 
-    def is_known(self) -> bool:
-        """Whether the optimizers hold what they held, and the modules too; also if it is not looked at any more."""
-        if self._ended:
-            return True
+    def _is_known(self) -> bool:
+        """Whether the optimizers hold what they held, and the modules too."""
         if [averages.parameters for averages in self._everyone] != [each() for each in self._held]:
             return False
         try:

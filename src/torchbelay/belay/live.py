@@ -22,21 +22,25 @@ class LiveTensors(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, average: WholeAverage, waiting: Callable[[], Mapping[str, Tensor]], settle: Callable[[], None]
+        self,
+        average: WholeAverage,
+        waiting: Callable[[], Mapping[str, Tensor]],
+        settle: Callable[[], None],
+        follow: Callable[..., None],
     ) -> None:
-        self.average, self._waiting, self._settle = average, waiting, settle
+        self.average, self._waiting, self._settle, self._follow = average, waiting, settle, follow
 
     def __getitem__(self, name: str) -> Tensor:
         self._settle()
+        self._follow()
         entry = self.average.entries.get(name)
         return (self._waiting()[name] if entry is None else entry.w2).detach()
 
     def __iter__(self) -> Iterator[str]:
-        self._settle()
+        self._follow(always=True)
         return iter([*self.average.entries, *self._waiting()])
 
     def __len__(self) -> int:
-        self._settle()
         return len(self.average.entries) + len(self._waiting())
 
     # One mapping is not another, and to compare tensors is not what == would mean.
@@ -60,10 +64,14 @@ class Live:
         self.modules = [*(each for each in self.modules if each.is_alive() and not each.contains(module)), new]
 
     def add_mapping(
-        self, average: WholeAverage, waiting: Callable[[], Mapping[str, Tensor]], settle: Callable[[], None]
+        self,
+        average: WholeAverage,
+        waiting: Callable[[], Mapping[str, Tensor]],
+        settle: Callable[[], None],
+        follow: Callable[..., None],
     ) -> LiveTensors:
         """Return a new mapping, and know it for as long as somebody holds it."""
-        mapping = LiveTensors(average, waiting, settle)
+        mapping = LiveTensors(average, waiting, settle, follow)
         self._mappings.add(mapping)
         return mapping
 

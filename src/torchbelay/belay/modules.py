@@ -171,6 +171,13 @@ def tensors(root: nn.Module) -> Iterator[Tensor]:
         yield from (t for slots in (module._parameters, module._buffers) for t in slots.values() if t is not None)
 
 
+def slots(root: nn.Module, *, buffers: bool) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yield the slots of all parameters, and of all buffers too if asked, with what is in them."""
+    for _, _, module in walk(root):
+        for holder in (module._parameters, module._buffers) if buffers else (module._parameters,):
+            yield from ((holder, key, t) for key, t in holder.items() if t is not None)
+
+
 def in_weights(root: nn.Module, given: Iterable[Tensor]) -> set[int]:
     """Return the ids of those tensors that are parameters of the model, or have an element in common with one.
 

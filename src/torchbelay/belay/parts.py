@@ -60,7 +60,7 @@ class Parts:
         self.group = slices.group if slices is not None else None if self.team is None else self.team.group
         self.model, self._options, self.live = model, options, Live()
         self.member, self._initial = company.Member(self.live, ref(self)), Initial(kept=options.keep_initial)
-        self.departures: Departures | None = None  # from when it is attached
+        self._named_at: list[int] = []  # the steps that were seen when names were last followed
         self.saved_with_optimizer = self.weights_ride = False  # an optimizer's state has averages; has own weights too
         others = replace(options, buffers="ignore")
         self.each = [
@@ -122,9 +122,9 @@ class Parts:
         names = modules.names_by_id(self.model)
         for part in self.each:
             part.begin(names)  # this may refuse; nothing is attached then
-        self.departures = Departures(self.model, [part.averages for part in self.each])
+        departures = Departures(self.model, [part.averages for part in self.each])
         for part in self.each:
-            part.stepper.look_at_names = self.departures.look
+            part.stepper.look_at_names = departures.look
             part.stepper.attach()
         company.join(self.member, replace=replace)
 
@@ -145,7 +145,9 @@ class Parts:
 
     def tensors(self, name: str) -> LiveTensors:
         """Return a mapping of an average."""
-        return self.live.add_mapping(self._readable(name), partial(self._waiting, name), self._settle)
+        return self.live.add_mapping(
+            self._readable(name), partial(self._waiting, name), self._settle, self.follow_names
+        )
 
     def _readable(self, name: str) -> WholeAverage:
         """Return an average at whose memory somebody is going to look."""
@@ -167,8 +169,19 @@ class Parts:
         """Wait until weights and averages are what the last step, or the last block, has made of them."""
         self.wait()
         self.member.settled_swap()
-        if self.member.swap is None and self.departures is not None and not self.departures.is_known():
-            self.follow_model()
+
+    def follow_names(self, *, always: bool = False) -> None:
+        """Call averages by the names that their parameters have now; unless `always`, only once after a step.
+
+        Nothing is refused here: if a parameter has left the model, names stay what they were.
+        """
+        steps = [part.stepper.steps_seen for part in self.each]
+        if (steps == self._named_at and not always) or any(part.stepper.is_inside for part in self.each):
+            return
+        self._named_at, names = steps, modules.names_by_id(self.model)
+        for part in self.each:
+            if all(id(e.w1) in names for e in part.averages.entries()):
+                part.averages.refresh_names(names)
 
     def parameters(self) -> list[Tensor]:
         """Return what the optimizers hold."""

@@ -12,6 +12,7 @@ from torchbelay.ops.backend import Backend
 from torchbelay.ops.trade import Trade
 from torchbelay.physics.readouts import Readout
 
+from . import modules
 from .average import Entry, WholeAverage
 from .overlap import has_memory, in_memory_of, place, sharing_memory
 from .readout import Reading
@@ -30,11 +31,18 @@ class _Late(NamedTuple):
 
 
 class _Rider(NamedTuple):
-    """A parameter that is not averaged, in the memory of weights: it goes with these, unless it is moved inside."""
+    """What is not averaged, in the memory of weights: it goes with these, unless it is moved inside."""
 
-    parameter: Tensor
-    own: Tensor
+    slots: dict[str, Any]  # of its module
+    key: str
+    own: Tensor  # the local part
     place: tuple[Any, ...]
+
+    def put_back(self) -> None:
+        """Write its own value if it is elsewhere now."""
+        now = self.slots.get(self.key)
+        if now is not None and place(local(now)) != self.place:
+            _place(now, self.own)
 
 
 class Swap:
@@ -72,9 +80,11 @@ class Swap:
         # if these traded contents one by one, they would mix them
         homes = {key: home for key, home in self._homes.items() if has_memory(home)}
         shared = {key for cluster in sharing_memory(homes) for key in cluster}
-        others = [p for p in model.parameters() if id(p) not in self._homes]
-        riding = in_memory_of((e.w1 for e in average.entries.values()), others) if others else set()
-        self._riders = [_Rider(p, p.detach().clone(), place(local(p))) for p in others if id(p) in riding]
+        others = [each for each in modules.slots(model, buffers=not buffers) if id(each[2]) not in self._homes]
+        riding = in_memory_of((e.w1 for e in average.entries.values()), (t for *_, t in others)) if others else set()
+        self._riders = [
+            _Rider(at, key, local(t).detach().clone(), place(local(t))) for at, key, t in others if id(t) in riding
+        ]
         self._traded: list[Entry] = []
         self._aside: dict[int, Tensor] = {}
         for e in average.entries.values():
@@ -174,8 +184,7 @@ class Swap:
                 _place(e.w1, own)
             changes |= {(home.device, now.device), (home.dtype, now.dtype)}
         for rider in self._riders:
-            if place(local(rider.parameter)) != rider.place:
-                _place(rider.parameter, rider.own)
+            rider.put_back()
         if self._buffers is not None:
             self._buffers.restore(changes)
         forget_computed()

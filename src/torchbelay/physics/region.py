@@ -66,7 +66,8 @@ class Region:
         above = min((r for r in runs if best * (SAME if r[1] < math.inf else 1) < r[0] <= best * _WINDOW), default=None)
         if below and above:
             vertex = _vertex(below, (best, loss), above)
-            return cls((vertex / SAME, vertex * SAME), case="between")
+            high = vertex * SAME if above[1] < math.inf else min(vertex * SAME, above[0] / SAME)
+            return cls((min(vertex / SAME, high / SAME), high), case="between")
         if below or (above is None and (share is None or share <= LOUD)):
             return cls((best * math.sqrt(NEAR), best * NEAR), case="up")
         return cls((best / (NEAR * SAME), best / NEAR), case="down")

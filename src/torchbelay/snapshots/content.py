@@ -7,6 +7,7 @@ waits for `Content.ready`.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torchbelay.belay.overlap import has_memory, overlaps, place, sharing_memory
 from torchbelay.belay.shard import is_sharded, local, with_local
 from torchbelay.physics.warnings import warn
 
-from .folder import MIXED, RENAMED, Snapshot, Told, file_name
+from .folder import Snapshot, Told, file_name
 from .names import Names
 from .session import Session
 from .stories import text_of, told_of
@@ -55,6 +56,7 @@ class Source:
         # averages whose method was changed in a part of the run that was recorded before
         self.changed: set[str] = set()
         self.names = Names()
+        self._mixed = False  # whether it was told that something is left out
 
     def chosen(self, averages: Sequence[str] | None) -> tuple[str, ...]:
         """Return the names of the averages to record; all, if none are given."""
@@ -69,35 +71,46 @@ class Source:
         return found
 
     def recall(self, snapshots: Iterable[Snapshot], sessions: Sequence[Session], *, anew: bool) -> None:
-        """Learn from snapshots what no state tells of the averages in the last of these sessions; `anew`, nothing."""
+        """Learn from the snapshots that lead to the last of these sessions what no state tells; `anew`, nothing."""
         if anew:
             self.given, self.changed = False, set()
-            self.names = Names()
-        for each in snapshots:
+        origins: Mapping[str, str] = {}
+        for each in snapshots:  # in the order of their steps
             if each.sessions[-1] in sessions and each.sessions[-1].begin == sessions[-1].begin:
                 tables = {story.table for story in each.told.stories}
                 self.given |= GIVEN in tables
                 self.changed |= {str(each.average)} if CHANGED in tables else set()
-                stories = {name: each.told.of(name) for name in each.told.other}
-                self.names.exchanged |= {name for name, told in stories.items() if told and told.table == RENAMED}
+                origins = each.origins
+        self._name(origins)
+
+    def _name(self, origins: Mapping[str, str]) -> None:
+        """Take the names that the parameters have now for theirs, but for those that had others first."""
+        self.parts.follow_names(always=True)
+        self.names = Names(origins)
+        self.names.of(self.trained(), self.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what no state of the Belay tells of its averages."""
-        return {"given": self.given, "changed": sorted(filter(self._is_changed, self.parts.averages))}
+        changed = sorted(filter(self._is_changed, self.parts.averages))
+        return {"given": self.given, "changed": changed, "origins": self.names.of(self.trained(), self.step)}
 
-    def told_by(self, state: Mapping[str, Any]) -> tuple[bool, set[str]]:
-        """Return what a `state_dict()` tells; what is known already, if it is one of an earlier version."""
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse what is no `state_dict()`; one of an earlier version tells less."""
         if not isinstance(state, Mapping):
             raise TypeError(f"state={state!r} is not a dict; give what Recorder.state_dict() returned")
-        given, changed = state.get("given", self.given), state.get("changed", sorted(self.changed))
-        if not (
-            isinstance(given, bool) and isinstance(changed, list) and all(isinstance(each, str) for each in changed)
-        ):
+        given, changed, origins = state.get("given", False), state.get("changed", []), state.get("origins", {})
+        is_right = isinstance(given, bool) and isinstance(changed, list) and isinstance(origins, dict)
+        if not is_right or not all(isinstance(name, str) for name in (*changed, *origins, *origins.values())):
             raise ValueError(
-                f"this is not what Recorder.state_dict() returned: given={given!r} is not a bool, or "
-                f"changed={changed!r} is not a list of names"
+                f"this is not what Recorder.state_dict() returned: given={given!r} is not a bool, changed={changed!r} "
+                f"is not a list of names, or origins={origins!r} are not names by names"
             )
-        return given, set(changed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Know what a `state_dict()` tells."""
+        self.given, self.changed = state.get("given", self.given), set(state.get("changed", self.changed))
+        if "origins" in state:
+            self._name(state["origins"])
 
     def _is_changed(self, name: str) -> bool:
         """Whether another method has made a part of an average."""
@@ -171,32 +184,42 @@ class Source:
     def rest(self) -> dict[str, Tensor]:
         """Return the parameters that no snapshot of an average holds, because no optimizer trains them now."""
         trained = self.trained()
-        same, inside = {_identity(p) for p in trained.values()}, self._aliases(trained)
+        same, inside = {_identity(p) for p in trained.values()}, self._under(trained)
         parameters = modules.named_parameters(self.model)
         return {n: p.detach() for n, p in parameters.items() if _identity(p) not in same and n not in inside}
 
-    def _aliases(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
+    def _under(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
         """Return what lies in the memory of trained parameters, as a part or a transpose of one: name -> theirs."""
         if self.sharded:
             return {}
         same, names = {_identity(p) for p in trained.values()}, {id(p): name for name, p in trained.items()}
         others = {n: t for n, t in _slots(self.model) if n not in trained and _identity(t) not in same}
         given = {id(t): t for t in [*trained.values(), *others.values()] if has_memory(t)}
-        found: dict[str, list[str]] = {}
-        for cluster in map(set, sharing_memory(given)):
+        found: dict[int, list[str]] = {}
+        for cluster in sharing_memory(given):
             owners = [names[key] for key in cluster if key in names]
-            for name, t in others.items() if owners else ():
-                under = sorted(n for n in owners if id(t) in cluster and overlaps(trained[n], t))
-                if under:
-                    found[name] = under
-        return found
+            for key in cluster if owners else ():
+                if key not in names:
+                    found[key] = sorted(n for n in owners if overlaps(trained[n], given[key]))
+        return {name: found[id(t)] for name, t in others.items() if found.get(id(t))}
 
-    def _follow_names(self) -> None:
-        """Call every average by the name that the model has for its parameter now, if it has one for each."""
-        names = modules.names_by_id(self.model)
-        for part in self.parts.each:
-            if all(id(e.w1) in names for e in part.averages.entries()):
-                part.averages.refresh_names(names)
+    def _aliases(
+        self, under: Mapping[str, list[str]], trained: Mapping[str, nn.Parameter], step: int
+    ) -> dict[str, str]:
+        """Return those of what lies in the memory of parameters whose averages move alike: name -> one of these."""
+        if not under:
+            return {}
+        counts, every = self._counts(trained, step), self.belay._options.every
+        told = [told_of(a, self.parts.averages[a].entries, every, trained) for a in self.parts.averages]
+        alike = {n: {(counts.get(o), *(each.of(o) for each in told)) for o in owners} for n, owners in under.items()}
+        mixed = [n for n, some in alike.items() if len(some) > 1]
+        if mixed and not self._mixed:
+            self._mixed = True
+            warn(
+                f"snapshots leave out {mixed[0]!r}: it lies in the memory of several parameters, whose averages move "
+                "differently. Load what synthesize() makes with strict=False"
+            )
+        return {n: owners[0] for n, owners in under.items() if n not in mixed}
 
     def buffers(self, name: str | None) -> dict[str, Tensor]:
         """Return the buffers that belong to an average, or to the weights."""
@@ -205,24 +228,29 @@ class Source:
 
     def nbytes(self, name: str | None) -> int:
         """Return the bytes of a snapshot of an average, or of the weights, as all ranks write it together."""
-        found = {n: t.numel() * t.element_size() for n, t in {**self.trained(), **self.buffers(None)}.items()}
+        trained, slots = self.trained(), dict(_slots(self.model))
+        under = self._under(trained)
+        known = {**trained, **self.buffers(None), **{n: slots[n] for n in under}}
+        found = {n: t.numel() * t.element_size() for n, t in known.items()}
         if name is not None:
-            entries = self.parts.averages[name].entries.values()
-            found |= {e.name: e.w2.numel() * e.dtype.itemsize for e in entries}
+            entries = {e.name: e for e in self.parts.averages[name].entries.values()}
+            found |= {e.name: e.w2.numel() * e.dtype.itemsize for e in entries.values()}
+            owned = {n: entries[owners[0]] for n, owners in under.items() if owners[0] in entries}
+            found |= {n: slots[n].numel() * e.dtype.itemsize for n, e in owned.items()}
         return sum(found.values())
 
     def take(self, name: str | None, step: int, sessions: tuple[Session, ...]) -> Content:
         """Copy an average, or the weights if `name` is None."""
         self.parts.wait()
-        self._follow_names()
+        self.parts.follow_names(always=True)
         trained = self.trained()
-        self.names.look(trained)
         first, slots = tied(self.model, trained), dict(_slots(self.model))
-        aliases = self._aliases(trained)
+        under = self._under(trained)
+        aliases = self._aliases(under, trained, step)
         own: dict[str, Tensor] = {**trained, **{n: slots[n] for n in aliases}}
         tensors = own | self._values(name, {n: slots[n] for n in aliases})
         dtypes = {n: str(t.dtype).removeprefix("torch.") for n, t in own.items() if t.dtype != tensors[n].dtype}
-        buffers = {n: b for n, b in self.buffers(name).items() if n not in aliases and first.get(n) not in trained}
+        buffers = {n: b for n, b in self.buffers(name).items() if n not in under and first.get(n) not in trained}
         tensors |= buffers
         about = Snapshot(
             path=Path(file_name(step, name, sharded=self._is_spread(tensors))),
@@ -231,11 +259,12 @@ class Source:
             sessions=sessions,
             told=Told() if name is None else self._told(name, trained, aliases),
             pull=self._told(MAIN, trained, aliases) if self.pulls else Told(),
-            counts=self._counts(trained, aliases, step),
+            counts=self._counts(trained, step, aliases),
             copied=frozenset(buffers),
             tied=first,
             dtypes=dtypes,
             order=tuple(slots),
+            origins=self.names.of(trained, step),
         )
         return Content({key: host_copy(t) for key, t in tensors.items()}, about, events(tensors))
 
@@ -254,19 +283,17 @@ class Source:
             found |= {n: shown[id(t)].value for n, t in aliases.items() if id(t) in shown}
         return found
 
-    def _told(self, name: str, trained: Iterable[str], aliases: Mapping[str, Sequence[str]]) -> Told:
+    def _told(self, name: str, trained: Iterable[str], aliases: Mapping[str, str]) -> Told:
         entries = self.parts.averages[name].entries
-        owned = {n: [entries[each] for each in owners if each in entries] for n, owners in aliases.items()}
-        every = entries | {n: replace(some[0], name=n) for n, some in owned.items() if some}
-        found = told_of(name, every, self.belay._options.every, [*trained, *aliases])
+        owned = {n: replace(entries[owner], name=n) for n, owner in aliases.items() if owner in entries}
+        found = told_of(name, entries | owned, self.belay._options.every, [*trained, *aliases])
         table = GIVEN if name == MAIN and self.given else CHANGED if self._is_changed(name) else None
-        if table is not None:
-            found = Told(tuple(story._replace(table=table) for story in found.stories), found.other)
-        mixed = {n for n, some in owned.items() if len({(id(e.method), e.born) for e in some}) > 1}
-        return found.marked(self.names.exchanged, RENAMED).marked(mixed, MIXED)
+        if table is None:
+            return found
+        return Told(tuple(story._replace(table=table) for story in found.stories), found.other)
 
     def _counts(
-        self, trained: Mapping[str, nn.Parameter], aliases: Mapping[str, Sequence[str]], step: int
+        self, trained: Mapping[str, nn.Parameter], step: int, aliases: Mapping[str, str] = MappingProxyType({})
     ) -> dict[str, int]:
         """Return the steps of tensors whose own optimizer has taken another number of them."""
         names = {id(p): name for name, p in trained.items()}
@@ -275,7 +302,7 @@ class Source:
             if part.clock.count != step:
                 held = (names[id(p)] for p in part.averages.parameters.all if id(p) in names)
                 found |= dict.fromkeys(held, part.clock.count)
-        return found | {n: found[owners[0]] for n, owners in aliases.items() if owners[0] in found}
+        return found | {n: found[owner] for n, owner in aliases.items() if owner in found}
 
 
 def _common(counts: Sequence[int]) -> int:

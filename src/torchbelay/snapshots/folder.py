@@ -45,11 +45,6 @@ _OLD_REST = ("rest.safetensors", "rest.dcp")  # what earlier versions wrote
 _HISTORY = re.compile(r"history\.([\w-]+)\.(\d+)-(\d+)\.safetensors")
 
 
-# tables that no history has, and why the average of a tensor is not told
-RENAMED = "its name was that of another parameter before"
-MIXED = "it lies in the memory of several parameters, whose averages move differently"
-
-
 class Story(NamedTuple):
     """How an average came about: its method, the steps taken before it began, and how often it is coupled.
 
@@ -72,16 +67,6 @@ class Told(NamedTuple):
         """Return the story of a tensor."""
         number = self.other.get(name, 0 if self.stories else -1)
         return None if number < 0 else self.stories[number]
-
-    def marked(self, names: Iterable[str], table: str) -> "Told":
-        """Return the same with another table of couplings for some tensors, as far as they are averages."""
-        stories, other = list(self.stories), dict(self.other)
-        for name in sorted(names):
-            if (story := self.of(name)) is not None:
-                if story._replace(table=table) not in stories:
-                    stories.append(story._replace(table=table))
-                other[name] = stories.index(story._replace(table=table))
-        return Told(tuple(stories), other)
 
     @classmethod
     def read(cls, found: Any) -> "Told":
@@ -112,6 +97,11 @@ class Snapshot:
     dtypes: Mapping[str, str] = field(default_factory=dict)  # those of the parameters, if the file has another one
     order: tuple[str, ...] = ()  # the keys of the model's state dict; snapshots of earlier versions do not have them
     values: Mapping[str, str] = field(default_factory=dict)  # of what is not trained: what tells whether it changed
+    origins: Mapping[str, str] = field(default_factory=dict)  # first names of parameters that have others now
+
+    def origin(self, name: str) -> str:
+        """Return the first name of the parameter that has this name here."""
+        return self.origins.get(name, name)
 
     def story(self, name: str) -> Story | None:
         """Return how a tensor of this file came about; None if it holds the weights themselves."""
@@ -146,6 +136,7 @@ class Snapshot:
                 "dtypes": dict(self.dtypes),
                 "order": self.order,
                 "values": dict(self.values),
+                "origins": dict(self.origins),
             }
         )
 
@@ -173,6 +164,7 @@ class Snapshot:
                 dict(found["dtypes"]),
                 tuple(map(str, found.get("order", ()))),
                 {str(name): str(value) for name, value in found.get("values", {}).items()},
+                {str(name): str(first) for name, first in found.get("origins", {}).items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"{path} does not say what it is a snapshot of ({problem}); remove it") from problem

@@ -1,34 +1,42 @@
-"""Names of parameters that have become those of others, as if two layers trade places."""
+"""Which parameter a name is that of: names pass to others if layers trade places, or one is put between others."""
 
 from collections.abc import Mapping
 from weakref import ref
 
 from torch import nn
 
-from torchbelay.physics.warnings import warn
-
 
 class Names:
-    """Notes which names were those of other parameters when they were last looked at.
+    """Knows parameters by the names that they were first seen with.
 
-    Snapshots know a tensor by its name alone, so those from before and after belong to different averages. A parameter
-    that has joined since needs no note: its average began when it did.
+    A snapshot says which of its names are those of parameters that were first seen with others: what an earlier
+    snapshot has under such a name belongs to another parameter.
+
+    >>> import torch
+    >>> one, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    >>> names = Names()
+    >>> names.of({"a": one, "b": other}, step=0), names.of({"a": other, "b": one}, step=5)
+    ({}, {'a': 'b', 'b': 'a'})
     """
 
-    def __init__(self) -> None:
-        self.exchanged: set[str] = set()
-        self._held: dict[str, ref[nn.Parameter]] = {}
+    def __init__(self, origins: Mapping[str, str] | None = None) -> None:
+        self._origins = dict(origins or {})  # as a state or a snapshot tells them, of parameters not seen yet
+        self._known: dict[int, tuple[ref[nn.Parameter], str]] = {}
+        self._taken = set(self._origins.values())
 
-    def look(self, trained: Mapping[str, nn.Parameter]) -> None:
-        """Compare names with those of the last look, and warn of the first that was another parameter's."""
-        before = {name: held() for name, held in self._held.items()}
-        known = {id(p) for p in before.values() if p is not None}
-        new = {n for n, p in trained.items() if n in before and before[n] is not p and id(p) in known} - self.exchanged
-        self._held = {name: ref(p) for name, p in trained.items()}
-        self.exchanged |= new
-        if new:
-            warn(
-                f"the name {min(new)!r} was that of another parameter when averages were last recorded: synthesize() "
-                "refuses steps from now on, because snapshots know a tensor by its name alone. Record to a new folder, "
-                "or call reset()"
-            )
+    def of(self, trained: Mapping[str, nn.Parameter], step: int) -> dict[str, str]:
+        """Return the names of parameters that were first seen with others: name -> the first one.
+
+        A new parameter gets its name; if that was another one's first name, with the step.
+        """
+        found: dict[str, str] = {}
+        for name, p in trained.items():
+            held, origin = self._known.get(id(p), (None, ""))
+            if held is None or held() is not p:  # the id may have been that of another one, which is gone
+                new = name if name not in self._taken else f"{name} since step {step}"
+                origin = self._origins.pop(name, new)
+                self._known[id(p)] = ref(p), origin
+                self._taken.add(origin)
+            if origin != name:
+                found[name] = origin
+        return found

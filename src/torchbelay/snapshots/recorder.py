@@ -135,7 +135,8 @@ class Recorder:
         found = Folder.of_run(self.folder, self.sessions)
         following = found.following(step, None if anew else self._source.begins, chain)
         self.sessions = agreed(following, self._step_group)
-        self._source.recall(found.snapshots, self.sessions, anew=anew)
+        past = [each for each in found.snapshots if each.step <= step]
+        self._source.recall(past, self.sessions, anew=anew)
         self._rest.begin(found.rest_of(self.sessions))
         self.recorded = [each for each in self.recorded if each <= step]
         self._tidied = self._known_gaps = False
@@ -339,7 +340,8 @@ class Recorder:
         """Go on from `state_dict()`, with the checkpoint that it was saved in, before the next step; on every rank."""
         if not self._open:
             raise RuntimeError("load_state_dict() after close(): make a new Recorder")
-        told, step = self._source.told_by(state), self._belay.step
+        self._source.check(state)
+        step = self._belay.step
         sessions = read_sessions(state.get("sessions", ()))
         if sessions and self._source.era == self._era and step != self.sessions[-1].start:
             raise RuntimeError(
@@ -347,9 +349,9 @@ class Recorder:
                 "states of the Belay and of the Recorder together, before the next step"
             )
         self._history.load_state_dict(state, step)
-        self._source.given, self._source.changed = told
         if sessions and step > 0:
             self._begin_session(step, sessions)
+        self._source.load_state_dict(state)
 
     def __repr__(self) -> str:
         what = ", ".join([*self.names, *(["weights"] if self.weights else [])])

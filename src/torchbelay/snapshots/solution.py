@@ -5,7 +5,7 @@ that joined the optimizer later, there are several.
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torchbelay.physics.methods import power_ema
 from torchbelay.physics.warnings import warn
 
 from .dynamics import Dynamics, Stories, method_of
-from .folder import MIXED, RENAMED, Folder, Snapshot, Story
+from .folder import Folder, Snapshot, Story
 from .least_squares import Column, Combination, Norm, combine, combine_powers, combine_profiles, matrix
 from .profiles import profile
 from .targets import Aim, Target, aim_at, decay, label, window
@@ -82,11 +82,16 @@ class Solver:
         last = [i for i, each in enumerate(self.usable) if each.step == self.usable[-1].step]
         # buffers are not averaged: those of the last snapshot count
         self.copied: Mapping[str, Snapshot] = {name: self.usable[i] for i in last for name in self.usable[i].copied}
+        born = [story.born for each in self.usable for story in each.told.stories]
+        # When the first averages began; None if optimizers count their own steps, which cannot be compared.
+        self._first_birth = None if not born or any(each.counts for each in self.usable) else min(born)
         alike: dict[object, list[str]] = {}
         for name in sorted({name for i in last for name in contents[i]} - self.copied.keys()):
-            held = ((i, each) for i, each in enumerate(self.usable) if name in contents[i])
+            held = [(i, each) for i, each in enumerate(self.usable) if name in contents[i]]
+            now = held[-1][1].origin(name)
             told = tuple(
-                (i, each.story(name), each.pull.of(name), each.count(name), contents[i][name]) for i, each in held
+                (i, e.story(name), e.pull.of(name), e.count(name), contents[i][name], e.origin(name) == now)
+                for i, e in held
             )
             alike.setdefault(told, []).append(name)
         self.groups = [self._group(names, contents) for names in alike.values()]
@@ -94,8 +99,9 @@ class Solver:
     def _group(self, names: Sequence[str], contents: Sequence[Mapping[str, torch.dtype]]) -> "_Group":
         name = names[0]
         snapshots = {each: held[name] for each, held in zip(self.usable, contents, strict=True) if name in held}
-        _refuse_untold(name, snapshots)
-        snapshots = _since_last_birth(name, snapshots, self._least_born())
+        origin = next(reversed(snapshots)).origin(name)  # earlier, the name may have been that of another parameter
+        snapshots = {each: dtype for each, dtype in snapshots.items() if each.origin(name) == origin}
+        snapshots = _since_last_birth(name, snapshots, self._first_birth)
         at, part = self._own_step(name, list(snapshots)), self._own_begin(name, list(snapshots))
         born = min((story.born for each in snapshots if (story := each.story(name)) is not None), default=part)
         begin = born if self._joined_late(born, snapshots) else part
@@ -114,11 +120,6 @@ class Solver:
                 "that were not recorded; record averages that only watch, as torchbelay.snapshots.defaults()"
             )
         return _Group(tuple(names), tuple(known), dynamics, at, begin, part)
-
-    def _least_born(self) -> int | None:
-        """Return when the first averages began; None if optimizers that count their own steps can not be compared."""
-        born = [story.born for each in self.usable for story in each.told.stories]
-        return None if not born or any(each.counts for each in self.usable) else min(born)
 
     def _joined_late(self, born: int, snapshots: Container[Snapshot]) -> bool:
         """Whether a tensor of these snapshots joined the optimizer when averages of others had begun."""
@@ -245,28 +246,17 @@ def _combine_profiles(group: _Group, target: Target) -> Combination:
     return Combination(weights, found.condition)
 
 
-def _refuse_untold(name: str, snapshots: Iterable[Snapshot]) -> None:
-    """Refuse a tensor whose average no snapshot can tell from some step on."""
-    for each in snapshots:
-        story = each.story(name)
-        if story is not None and story.table in (RENAMED, MIXED):
-            raise ValueError(
-                f"no snapshot from step {each.step} on tells the average of {name!r}: {story.table}; choose at= before "
-                "that step, or record to a new folder from then on"
-            )
-
-
 def _since_last_birth(
-    name: str, snapshots: Mapping[Snapshot, torch.dtype], least: int | None
+    name: str, snapshots: Mapping[Snapshot, torch.dtype], first: int | None
 ) -> dict[Snapshot, torch.dtype]:
     """Return the snapshots since the averages of a tensor last began: it may have left the optimizer and joined again.
 
     No update leads there from the snapshots before, for nothing tells what happened to the tensor in the meantime.
-    `least` is when averages of the first tensors began: one that began later has no use of anything before.
+    `first` is when averages of the first tensors began: one that began later has no use of anything before.
     """
     births: dict[str | None, int] = {}
     born = min((story.born for each in snapshots if (story := each.story(name)) is not None), default=-1)
-    last = born if least is not None and born > least else -1
+    last = born if first is not None and born > first else -1
     for each in snapshots:
         if (story := each.story(name)) is not None and story.born > births.setdefault(each.average, story.born):
             births[each.average] = last = story.born
