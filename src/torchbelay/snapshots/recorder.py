@@ -135,8 +135,7 @@ class Recorder:
         found = Folder.of_run(self.folder, self.sessions)
         following = found.following(step, None if anew else self._source.begins, chain)
         self.sessions = agreed(following, self._step_group)
-        past = [each for each in found.snapshots if each.step <= step]
-        self._source.recall(past, self.sessions, anew=anew)
+        self._source.recall((each for each in found.snapshots if each.step <= step), self.sessions, anew=anew)
         self._rest.begin(found.rest_of(self.sessions))
         self.recorded = [each for each in self.recorded if each <= step]
         self._tidied = self._known_gaps = False
@@ -341,8 +340,7 @@ class Recorder:
         if not self._open:
             raise RuntimeError("load_state_dict() after close(): make a new Recorder")
         self._source.check(state)
-        step = self._belay.step
-        sessions = read_sessions(state.get("sessions", ()))
+        step, sessions = self._belay.step, read_sessions(state.get("sessions", ()))
         if sessions and self._source.era == self._era and step != self.sessions[-1].start:
             raise RuntimeError(
                 f"load_state_dict() at step {step}, and the Recorder began at step {self.sessions[-1].start}: load the "
